@@ -4,13 +4,14 @@
 It captures MiniLM, writes the report, and takes the pictures with Chromium.
 
 python scripts/report_pictures.py [--output docs/images]
+
+It needs Chromium on PATH, and the extras `examples` and `test`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import torch
 from llm_instrumentation import capture_activations
 from llm_instrumentation.report import write_report
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
 TEXTS = ["Swifts sleep on the wing, and land only to breed.", "The ferry leaves at noon."]
 #: The colours of each picture, and the part of the page at its top; None: the page's own top.
 PICTURES = {"light": None, "dark": "#tokens"}
@@ -43,25 +46,19 @@ def report(folder: Path) -> Path:
 
 
 def main() -> None:
-    from playwright.sync_api import sync_playwright
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=IMAGES)
-    output = parser.parse_args().output.absolute()
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
-        os.chdir(name)
-        page = report(Path())
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
+    output = parser.parse_args().output
+    from browser import chromium
+
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        page = report(Path(folder)).as_uri()
         for colors, part in PICTURES.items():
             tab = browser.new_page(
                 color_scheme=colors, viewport={"width": 1180, "height": 1000}, offline=True
             )
-            tab.goto(page.absolute().as_uri() + (part or ""))
+            tab.goto(page + (part or ""))
             tab.screenshot(path=output / f"report-{colors}.png")
-        browser.close()
-        os.chdir(output)
 
 
 if __name__ == "__main__":

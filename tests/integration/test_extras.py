@@ -23,9 +23,9 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "sae_lens", "safetensors", "starlette", "transformers", "uvicorn",
-            "yaml",
+            "cycler", "datasets", "matplotlib", "memray", "networkx", "pandas", "plotly", "psutil",
+            "pydantic", "pydantic_core", "sae_lens", "safetensors", "scipy", "starlette",
+            "transformers", "uvicorn", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -126,6 +126,18 @@ FEATURES = {
         "sae_lens",
         "from llm_instrumentation.analysis.sparse_autoencoder import architectures\n"
         "architectures()",
+    ),
+    "a permutation test": (
+        "circuits",
+        "scipy",
+        "from llm_instrumentation.analysis.significance import permutation_test\n"
+        "permutation_test([1.0, 2.0])",
+    ),
+    "an adjustment": (
+        "circuits",
+        "scipy",
+        "from llm_instrumentation.analysis.significance import adjusted\n"
+        "adjusted([0.1, 0.2], 'fdr_bh')",
     ),
     "a page of a capture": (
         "report",

@@ -69,6 +69,16 @@ with bytes_bar("shuffling") as told:
         time.sleep(0.1)
         told(step << 20, 10 << 20)
 """,
+    "chosen": """
+from llm_instrumentation.analysis._progress import reported
+
+heard = []
+for choice in (None, False, lambda done, total: heard.append((done, total))):
+    with reported(choice, "comparing") as told:
+        time.sleep(0.6)
+        told(3, 3)
+print(heard)
+""",
     "short": "with steps_bar('training') as told:\n    told(1, 1, '')",
     "silent": "with steps_bar('training', False) as told:\n    time.sleep(0.6)\n    told(1, 1, '')",
     "rows": """
@@ -179,6 +189,12 @@ def test_a_bar_is_replaced_in_place_and_leaves_a_line(ran):
     (shown,) = ran.texts("rows")
     assert shown.startswith("reading: 1,234 rows in 0.")
     assert "<progress" in ran.sent["rows"][0] and "value=" not in ran.sent["rows"][0]
+
+
+def test_progress_goes_to_a_bar_or_to_the_function_of_the_caller(ran):
+    shown, heard = ran.outputs["chosen"]
+    assert shown["data"]["text/plain"].startswith("comparing: 3 of 3 in ")
+    assert heard["text"] == "[(3, 3)]\n"
 
 
 def test_short_work_and_progress_that_is_switched_off_show_nothing(ran):

@@ -425,12 +425,15 @@ def test_files_have_all_of_it(data, kind, tmp_path, monkeypatch):
     assert load_features(out, top=2) == sorted(active, key=lambda one: -one.maximum)[:2]
 
 
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"maximum": 1.0}', '{"maximum": "a"}'])
+LINE = '{"feature": 1, "density": 0.5, "maximum": %s}'
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"maximum": 1.0}', LINE % '"a"', LINE % "1.0"])
 def test_files_of_something_else_have_no_features(line, tmp_path):
-    with pytest.raises(NotFoundError, match=r"has no features\.parquet and no features\.jsonl"):
+    with pytest.raises(NotFoundError, match=r"neither features\.parquet nor features\.jsonl"):
         load_features(tmp_path)
     (tmp_path / "features.jsonl").write_text(line + "\n")
-    with pytest.raises(CorruptError, match="holds no features of save_features"):
+    with pytest.raises(CorruptError, match=r"features\.jsonl: |holds no features of save_features"):
         load_features(tmp_path)
 
 

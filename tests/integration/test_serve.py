@@ -487,7 +487,11 @@ def test_the_command_serves_until_it_is_ended(folder, ending):
     [
         (["missing.stream"], 5, "missing.stream"),
         (["{golden}/sample.py"], 5, "sample.py"),
-        (["{golden}/older-lz4.packets", "--features", "nothing"], 5, "features.json is missing"),
+        (
+            ["{golden}/older-lz4.packets", "--features", "nothing"],
+            5,
+            "features.parquet nor features.jsonl",
+        ),
         (["{golden}/older-lz4.packets", "--tokenizer", "nothing"], 2, "--tokenizer nothing"),
         (["{golden}/older-lz4.packets", "--port", "99999"], 2, "99999"),
         (["{golden}/older.py"], 2, "older.py"),

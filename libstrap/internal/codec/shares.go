@@ -56,13 +56,14 @@ func Divide(parts []Part, k Kind, payload io.ReaderAt, length, size, least int64
 		return nil, false
 	}
 	for runs := b.runs; len(runs) > 0; {
-		n := 1
-		for n < len(runs) && decodedBytes(runs[:n]) < least {
+		n, decoded := 1, runs[0].bytes
+		for n < len(runs) && decoded < least {
+			decoded += runs[n].bytes
 			n++
 		}
 		one := share{excerpt: b.excerpt(runs[:n])}
 		one.bytes = one.excerpt.length()
-		if int64(one.bytes) > 2*decodedBytes(runs[:n])+spareBytes {
+		if int64(one.bytes) > 2*decoded+spareBytes {
 			return nil, false
 		}
 		first, end := runs[0].first, runs[n-1].end()

@@ -24,6 +24,8 @@ const (
 	aloneBytes = 64 << 10
 	// shareBytes is the least number of decoded bytes of a share of a packet.
 	shareBytes = 1 << 20
+	// blockBytes is about what a codec's block decodes to. A range may need two blocks.
+	blockBytes = 128 << 10
 )
 
 // ReadMany decodes the packets of rows into dst, in this order. The bytes of each packet begin at the next
@@ -208,9 +210,9 @@ func (r *Reader) tasksOf(pieces []piece, spans []span, processors int) []task {
 	return tasks
 }
 
-// divide divides the packet of a piece. It returns nil if the packet is short or cannot be divided.
+// divide divides the packet of a piece. It returns nil if little of it is needed, or if it cannot be divided.
 func (r *Reader) divide(p *piece) *divided {
-	if p.decoded < 2*shareBytes {
+	if p.needed() < 2*shareBytes {
 		return nil
 	}
 	d := &divided{}
@@ -229,6 +231,18 @@ func (r *Reader) divide(p *piece) *divided {
 	}
 	d.left.Store(int32(d.shares.Len()))
 	return d
+}
+
+// needed returns about how many bytes must be decoded for a piece.
+func (p *piece) needed() int64 {
+	if p.parts == nil {
+		return p.decoded
+	}
+	bytes := 2 * blockBytes * int64(len(p.parts))
+	for _, part := range p.parts {
+		bytes += int64(len(part.To))
+	}
+	return min(bytes, p.decoded)
 }
 
 // do does a task. If it fails, failed is the piece. A packet of which a share fails, or whose checksum is

@@ -111,7 +111,7 @@ class Comparing:
             stored += np.sqrt(np.where(exact, 0.0, share))
         return coarsest + stored
 
-    def run(self, progress: Callable[[int, int], Any] | None) -> None:
+    def run(self, progress: Callable[[int, int], Any]) -> None:
         """Compares all pairs. Small packets are decoded many at a time, as the views read ahead.
 
         Raises:
@@ -120,7 +120,7 @@ class Comparing:
         for place, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             if reason := _incomparable(a, b) or self._fill(self.pairs[place], a, b):
                 self.reasons[place] = reason
-            if progress is not None and (place + 1) % _TOLD_EVERY == 0:
+            if (place + 1) % _TOLD_EVERY == 0:
                 progress(place + 1, len(self.pairs))
 
     def _fill(self, one: Any, a: Activation, b: Activation) -> str:

@@ -5,11 +5,40 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 from .._notebook_progress import NotebookProgress, in_notebook
 from .._pages import units
 
-__all__ = ["bytes_bar", "steps_bar"]
+__all__ = ["Progress", "bytes_bar", "reported", "steps_bar"]
+
+#: True shows a bar; False does not; None shows it on a terminal and in a notebook. A function is
+#: called instead, from time to time, with what is done and how much there will be.
+Progress: TypeAlias = bool | Callable[[int, int], Any] | None
+
+
+@contextlib.contextmanager
+def reported(
+    progress: Progress, what: str, *, in_bytes: bool = False
+) -> Iterator[Callable[[int, int], Any]]:
+    """Reports the progress of the block as the caller has chosen.
+
+    Args:
+        progress: the choice.
+        what: the text before a bar.
+        in_bytes: a bar shows bytes.
+
+    Yields:
+        a function to call with what is done, and how much there will be.
+    """
+    if callable(progress):
+        yield progress
+    elif in_bytes:
+        with bytes_bar(what, progress) as told:
+            yield told
+    else:
+        with steps_bar(what, progress) as counted:
+            yield lambda done, total: counted(done, total, "")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import os
@@ -16,7 +15,8 @@ import pyarrow.parquet as pq
 
 from .._json import plain, to_json
 from ..core._atomic import replacing_folder, typed_errors
-from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ..errors import CorruptError, InvalidArgumentError
+from ._feature_folder import FeatureFolder
 from ._progress import steps_bar
 from ._sae_features import HISTOGRAM_EDGES, Feature, FeatureContext, SAEFeatures
 from ._sae_folder import free_folder
@@ -130,44 +130,17 @@ def load_features(path: str | os.PathLike[str], *, top: int | None = None) -> li
         NotFoundError: (a FileNotFoundError) it has no such files.
         CorruptError: (a ValueError) a file holds something else.
     """
-    folder = Path(path)
-    table, lines = folder / "features.parquet", folder / "features.jsonl"
-    if not table.exists() and not lines.exists():
-        raise NotFoundError(f"{folder} has no features.parquet and no features.jsonl")
-    try:
-        records = _of_table(table, top) if table.exists() else _of_lines(lines, top)
-        return [_feature(record) for record in records]
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{folder} holds no features of save_features: {error!r}") from error
-
-
-def _of_table(path: Path, top: int | None) -> list[dict[str, Any]]:
-    """The records of a Parquet file. Only the groups that have a chosen one are decoded whole."""
-    about = pq.read_table(path, columns=["feature", "maximum"])
-    maximum = about["maximum"].to_numpy()
+    folder = FeatureFolder(path)
+    maximum = folder.columns()["maximum"]
     active = np.flatnonzero(maximum > 0)
     if top is not None:
         active = active[np.argsort(-maximum[active], kind="stable")[:top]]
-    wanted, first = set(active.tolist()), 0
-    found: dict[int, dict[str, Any]] = {}
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            places = [place for place in range(first, first + count) if place in wanted]
-            if places:
-                rows = file.read_row_group(group).take([place - first for place in places])
-                found |= dict(zip(places, rows.to_pylist(), strict=True))
-            first += count
-    return [found[place] for place in active.tolist()]
-
-
-def _of_lines(path: Path, top: int | None) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        active = (record for line in file if (record := json.loads(line))["maximum"] > 0)
-        if top is None:
-            return list(active)
-        # Of equal ones the first comes first, as in a stable sort.
-        return heapq.nlargest(top, active, key=lambda record: record["maximum"])
+    try:
+        return [_feature(record) for record in folder.records(active.tolist())]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"{folder.path} holds no features of save_features: {error!r}"
+        ) from error
 
 
 def _feature(record: dict[str, Any]) -> Feature:

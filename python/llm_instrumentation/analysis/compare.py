@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ._comparing import RTOL, Comparing
 from ._difference import cosine, relative_error
 from ._opened import Capture, opened
 from ._pairs import match_layers
+from ._progress import Progress, reported
 from ._selection import Selector
 from .reader import ActivationReader, ActivationView
 from .rows import NoCallsError
@@ -149,7 +150,7 @@ def compare_captures(
     rename: Mapping[str, str] | None = None,
     rtol: float | None = None,
     atol: float = 0.0,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: Progress = None,
 ) -> CaptureComparison:
     """Compares the tensors of two captures, in float64.
 
@@ -172,7 +173,8 @@ def compare_captures(
         rtol: the relative tolerance. None: for each pair that of its coarsest type, captured or
             stored, in `RTOL`, and the errors that the index says storing made.
         atol: the absolute tolerance, in the unit of the values.
-        progress: called from time to time with the number of compared pairs and of all pairs.
+        progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
+            call from time to time with the number of compared pairs and of all pairs.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
@@ -191,7 +193,8 @@ def compare_captures(
         if not names:
             raise InvalidArgumentError(_nothing_in_common(reader_a, reader_b, only_a, only_b))
         comparing = Comparing(reader_a, reader_b, names, steps, rtol, atol)
-        comparing.run(progress)
+        with reported(progress, "comparing tensors") as told:
+            comparing.run(told)
         found = _layers(comparing, names)
         other_tokens = first_other_tokens(reader_a, reader_b)
         if other_tokens is not None and not (comparing.pairs["step"] >= other_tokens).any():

@@ -1,9 +1,11 @@
 """Captured activations as training data: batches of token vectors, for torch's DataLoader::
 
-data = ActivationDataset("run.stream", ["model.layers.12"], batch_size=4096, shuffle="pool")
-for batch in data:
-batch["model.layers.12"]                       # [4096, width]
-batch["token_id"]                              # [4096]
+    data = ActivationDataset("run.stream", ["model.layers.12"], batch_size=4096, shuffle="pool")
+    for batch in data:
+        batch["model.layers.12"]                       # [4096, width]
+        batch["token_id"]                              # [4096]
+
+A batch has the vectors of the same tokens for each layer.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from ..errors import InvalidArgumentError
 from ._elements import dtype_name
 from ._export_formats import FORMATS, TOKEN_IDS, Plan, dtype_in
 from ._export_source import COLUMNS_OF_EXPORTS, Source
+from ._progress import Progress, reported
 from ._selection import Selector
 from ._token_set import LayersDifferError
 
@@ -81,7 +82,7 @@ def export_rows(
     shard_bytes: int = 256 << 20,
     context: int | None = None,
     overwrite: bool = False,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: Progress = None,
 ) -> ExportReport:
     """Writes the rows of some layers to a folder, in a format of other libraries.
 
@@ -105,7 +106,8 @@ def export_rows(
             cached activations. Rows that fill no whole context are left out and counted. The
             columns are the layers and "token_ids".
         overwrite: replace what is at `out`, whatever it is.
-        progress: called with the rows that were written, and all rows.
+        progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
+            call with the rows that were written, and all rows.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; `out` exists and is
@@ -135,7 +137,8 @@ def export_rows(
             dtype_of=functools.partial(dtype_in, format, kind), context=context, opened=opened,
         )  # fmt: skip
         _check_layers(source, wanted, context)
-        plan = Plan(source, wanted, shard_bytes, context, _counter(source.length, progress))
+        told = opened.enter_context(reported(progress, f"exporting {source.length:,} rows"))
+        plan = Plan(source, wanted, shard_bytes, context, _counter(source.length, told))
         report = ExportReport(
             path=os.fspath(out),
             format=format,
@@ -194,14 +197,13 @@ def _check_layers(source: Source, columns: tuple[str, ...], context: int | None)
             )
 
 
-def _counter(total: int, progress: Callable[[int, int], Any] | None) -> Callable[[int], None]:
+def _counter(total: int, told: Callable[[int, int], Any]) -> Callable[[int], None]:
     done = 0
 
     def advance(rows: int) -> None:
         nonlocal done
         done += rows
-        if progress is not None:
-            progress(done, total)
+        told(done, total)
 
     return advance
 

@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ._elements import dtype_name
 from ._import_sources import FORMATS, ImportedCall, ImportedTokens, Options, files_of
+from ._progress import Progress, reported
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def import_activations(
     dtypes: Mapping[str, Any] | None = None,
     codec: str = "lz4",
     overwrite: bool = False,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: Progress = None,
 ) -> ImportReport:
     """Makes a capture of files with activations that another program wrote.
 
@@ -96,7 +97,8 @@ def import_activations(
         dtypes: for "stream-1.3.1": types of layers that are not float16, by name or pattern.
         codec: "none", "lz4" or "zstd".
         overwrite: replace what is at `out`, whatever it is.
-        progress: called with the bytes of the files that were read, and of all files.
+        progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
+            call with the bytes of the files that were read, and of all files.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such source.
@@ -124,10 +126,14 @@ def import_activations(
     target = Path(os.path.realpath(out))
     files = files_of(Path(source), format)
     _check_target(target, files, overwrite)
-    with typed_errors(f"cannot import to {target}"), _replacing_capture(target) as folder:
+    with (
+        typed_errors(f"cannot import to {target}"),
+        _replacing_capture(target) as folder,
+        reported(progress, "importing", in_bytes=True) as told,
+    ):
         stream = folder / target.name
         with _CaptureWriter(stream, codec) as writer:
-            _copy(read, files, options, writer, progress)
+            _copy(read, files, options, writer, told)
         if format == "stream-1.3.1":
             _copy_tokens(files, stream, writer.capture_id)
         return ImportReport(
@@ -147,14 +153,13 @@ def _copy(
     files: Sequence[Path],
     options: Options,
     writer: _CaptureWriter,
-    progress: Callable[[int, int], Any] | None,
+    told: Callable[[int, int], Any],
 ) -> None:
     sizes = [path.stat().st_size for path in files]
     for number, path in enumerate(files):
         for call in read(path, options):
             writer.add(call)
-            if progress is not None:
-                progress(sum(sizes[:number]) + int(sizes[number] * call.done), sum(sizes))
+            told(sum(sizes[:number]) + int(sizes[number] * call.done), sum(sizes))
     if not writer.layers:
         raise InvalidArgumentError(f"{files[0]} has no activations")
 

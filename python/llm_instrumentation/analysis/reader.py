@@ -21,7 +21,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -48,6 +48,7 @@ from ._elements import (
     torch_dtype,
 )
 from ._follow import windows
+from ._progress import Progress
 from ._selection import Selector, among, bounds
 from ._snapshot import Snapshot, StoredForm
 from ._token_vectors import TokenVectors
@@ -343,7 +344,7 @@ class ActivationReader:
         out: str | os.PathLike[str] | None = None,
         *,
         force: bool = False,
-        progress: Callable[[int, int], Any] | None = None,
+        progress: Progress = None,
     ) -> SalvageReport:
         """Copies the intact packets of a damaged stream to a new one; see `salvage.salvage`."""
         return salvage(path, out, force=force, progress=progress)

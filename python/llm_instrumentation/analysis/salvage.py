@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 from .._files import replacing
 from .._native.salvage import salvage as _salvage
 from ..core.calls_file import calls_path_for, is_calls_file
+from ._progress import Progress, reported
 
 __all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path"]
 
@@ -88,7 +87,7 @@ def salvage(
     out: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: Progress = None,
 ) -> SalvageReport:
     """Copies the intact packets of a damaged stream to a new stream with an index.
 
@@ -99,8 +98,8 @@ def salvage(
         path: the damaged stream; its index is expected beside it.
         out: the new stream; by default `salvaged_path`.
         force: replace an existing file at `out`.
-        progress: called from time to time with the bytes that were searched, and about how many
-            there are.
+        progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
+            call from time to time with the bytes that were searched, and about how many there are.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
@@ -110,7 +109,8 @@ def salvage(
         StrapError: another error, such as a full disk. No new file is left then.
     """
     target = salvaged_path(path) if out is None else os.fspath(out)
-    raw, lost = _salvage(path, target, force=force, progress=progress)
+    with reported(progress, "searching for packets", in_bytes=True) as told:
+        raw, lost = _salvage(path, target, force=force, progress=told)
     calls, copy = calls_path_for(path), calls_path_for(target)
     if copy.exists() and is_calls_file(copy):  # of an earlier stream at `out`
         copy.unlink()

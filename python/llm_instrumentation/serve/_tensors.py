@@ -24,8 +24,8 @@ __all__ = ["POOLS", "Cache", "Summary", "Tensor", "Tile"]
 POOLS = ("extreme", "mean")  # how many values become one
 
 _WHOLE = 1 << 21  # values of a tensor that is decoded whole, and kept
-_PART = 1 << 22  # values that are decoded for one tile at most
-_SPANS, _SPAN = 64, 1 << 14  # of a larger tensor, that its statistics are of
+_PART = 1 << 21  # values that are decoded for one tile at most
+_SPANS, _SPAN = 64, 1 << 12  # of a larger tensor, that its statistics are of
 _BARS = 64
 _SCALE = 0.995  # this quantile of the magnitudes has the strongest colour
 _FEWEST_ROWS, _MOST_ROWS = 16, 1 << 16  # that are read of a large tensor for one tile

@@ -22,6 +22,7 @@ __all__ = ["SEARCHES", "Texts"]
 SEARCHES = ("text", "id", "label")
 
 _VALUES = 1 << 22  # of vectors that are decoded together
+_SQUARED = 1 << 16  # values that are squared together: numpy uses their memory again
 _KEPT_ROWS = 256  # rows of a text at a layer
 _SHOWN = 24  # tokens at the beginning of a text
 _IDS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,99}")
@@ -231,9 +232,8 @@ class Texts:
             some, width = rows[begin : begin + count], math.prod(rows.shape)
             piece = max(1, _VALUES // max(1, width))
             for first in range(0, len(some), piece):
-                values = np.abs(some[first : first + piece].to_numpy().reshape(-1, width))
-                values = values.astype(np.float32, copy=False)
-                out[first : first + len(values)] = np.sqrt(np.einsum("tw,tw->t", values, values))
+                values = some[first : first + piece].to_numpy().reshape(-1, width)
+                out[first : first + len(values)] = _norms(values)
         return norms, found.problems
 
     def vectors(
@@ -350,3 +350,14 @@ class Texts:
                 *(column.tolist() for column in cells), strict=True
             )
         ]  # fmt: skip
+
+
+def _norms(vectors: npt.NDArray[Any]) -> Floats:
+    """The L2 norms of vectors [n, width]."""
+    norms = np.empty(len(vectors), np.float32)
+    piece = max(1, _SQUARED // max(1, vectors.shape[1]))
+    for first in range(0, len(vectors), piece):
+        some = vectors[first : first + piece]
+        some = (np.abs(some) if np.iscomplexobj(some) else some).astype(np.float32, copy=False)
+        norms[first : first + piece] = np.sqrt(np.einsum("tw,tw->t", some, some))
+    return norms
