@@ -1,0 +1,77 @@
+"""Effects of edges on examples, as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
+from ..analysis.significance import bootstrap_interval
+from .decoders import Decoder
+from .metrics import Metric
+
+__all__ = ["effects_graph"]
+
+
+def effects_graph(
+    decoder: Decoder,
+    edges: Sequence[EdgeKey],
+    effects: npt.NDArray[np.float32],
+    *,
+    confidence: float | None,
+    metric: Metric,
+    method: str,
+    clean: Tensor,
+    corrupted: Tensor,
+) -> CausalGraph:
+    """A graph of all nodes and of some edges with their mean effects.
+
+    Args:
+        decoder: the decoder.
+        edges: the edges.
+        effects: [examples, edges].
+        confidence: of the intervals; None: without them. One example has none.
+        metric, method: for the graph.
+        clean, corrupted: the metric of the examples, [examples].
+    """
+    means = effects.mean(axis=0, dtype=np.float64)
+    ends: list[tuple[float | None, float | None]] = [(None, None)] * len(edges)
+    if confidence is not None and len(effects) > 1:
+        found = bootstrap_interval(effects, confidence)
+        bounded = np.isfinite(found.low) & np.isfinite(found.high)
+        ends = [
+            (float(low), float(high)) if both else (None, None)
+            for low, high, both in zip(found.low, found.high, bounded, strict=True)
+        ]
+    return decoder.graph(
+        (
+            Edge(*key, effect=float(mean), low=low, high=high)
+            for key, mean, (low, high) in zip(edges, means, ends, strict=True)
+        ),
+        model=_name_of(decoder),
+        metric=metric.name,
+        method=method,
+        clean=float(clean.double().mean()),
+        corrupted=float(corrupted.double().mean()),
+        examples=len(effects),
+        versions=_versions(),
+    )
+
+
+def _name_of(decoder: Decoder) -> str:
+    config = getattr(decoder.model, "config", None)
+    return getattr(config, "name_or_path", "") or type(decoder.model).__name__
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("llm_instrumentation", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a checkout, or a model of another library
+            continue
+    return found

@@ -1,0 +1,193 @@
+"""The residual stream of a decoder as the sum of what its nodes write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.selection import has_forward
+from ..errors import UnsupportedError
+from .decoders import Decoder
+from .edits import Edit, apply
+from .installed import intervene
+
+__all__ = ["Written", "behind_norm", "before_norm", "check_linear", "linear", "written"]
+
+# A sum in another order than the model's differs less than this, also in bfloat16.
+_ROUNDING = 0.02
+
+
+def linear(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
+    """The weight [outputs, inputs] and bias [outputs] of a linear module.
+
+    Raises:
+        UnsupportedError: the module has no weight of floats; it may be quantised, or an adapter.
+    """
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
+        if isinstance(module, nn.Linear):
+            return weight.detach(), None if bias is None else bias.detach()
+        if type(module).__name__ == "Conv1D":  # of transformers; its weight is [inputs, outputs]
+            return weight.detach().T, None if bias is None else bias.detach()
+    raise UnsupportedError(
+        f"{name!r} is a {type(module).__name__} without a weight of floats, and edges need the "
+        "columns of each head: merge adapters into the model, and load it unquantised"
+    )
+
+
+def check_linear(decoder: Decoder) -> None:
+    """Refuses a decoder whose projections of heads are not linear modules."""
+    for block in decoder.blocks:
+        for name in (block.out, *block.projections()):
+            linear(decoder.module(name), name)
+
+
+class Written:
+    """What the nodes of a decoder write to the stream in one run, without gradients.
+
+    Heads are kept before their output projection, so all heads of a layer take as much memory as
+    one tensor of the stream.
+
+    Args:
+        decoder: the decoder.
+        values: for each of `decoder.writers` [batch, tokens, width]: the stream before the first
+            layer, the results of all heads of a layer, or what an MLP returned.
+    """
+
+    def __init__(self, decoder: Decoder, values: Sequence[Tensor]) -> None:
+        self.decoder = decoder
+        self.values = list(values)
+
+    def minus(self, other: Written) -> Written:
+        """The difference of two runs."""
+        pairs = zip(self.values, other.values, strict=True)
+        return Written(self.decoder, [one - another for one, another in pairs])
+
+    def spread(self, number: int) -> Tensor:
+        """What the nodes of one of the writers add to the stream: [nodes, batch, tokens, width].
+
+        The bias of an output projection belongs to no head.
+        """
+        return spread(self.decoder, number, self.values[number])
+
+    def of_node(self, number: int) -> Tensor:
+        """What one node adds to the stream: [batch, tokens, width]."""
+        at = next(i for i, one in enumerate(self.decoder.writers) if number < one.end)
+        writers = self.decoder.writers[at]
+        if writers.kind != "heads":
+            return self.values[at]
+        block = self.decoder.blocks[writers.layer]
+        columns = block.heads.columns(number - writers.begin).columns
+        weight, _ = linear(self.decoder.module(block.out), block.out)
+        return self.values[at][..., columns] @ weight[:, columns].T
+
+    def streams(self) -> list[Tensor]:
+        """The stream that each of `decoder.readers` reads: [batch, tokens, width] of each."""
+        after = [self.values[0]]
+        for writers, value in zip(self.decoder.writers[1:], self.values[1:], strict=True):
+            if writers.kind == "heads":
+                block = self.decoder.blocks[writers.layer]
+                weight, bias = linear(self.decoder.module(block.out), block.out)
+                value = nn.functional.linear(value, weight, bias)
+            after.append(after[-1] + value)
+        ends = {writers.end: at for at, writers in enumerate(self.decoder.writers)}
+        return [after[ends[readers.upstream]] for readers in self.decoder.readers]
+
+
+def spread(decoder: Decoder, number: int, value: Tensor) -> Tensor:
+    """As `Written.spread`, of one value."""
+    writers = decoder.writers[number]
+    if writers.kind != "heads":
+        return value[None]
+    block = decoder.blocks[writers.layer]
+    weight, _ = linear(decoder.module(block.out), block.out)
+    heads = len(writers.nodes)
+    by_head = value.unflatten(-1, (heads, -1)).movedim(-2, 0)  # [heads, batch, tokens, head_dim]
+    columns = weight.unflatten(1, (heads, -1)).movedim(1, 0)  # [heads, width, head_dim]
+    return torch.einsum("hbte,hde->hbtd", by_head, columns)
+
+
+def behind_norm(decoder: Decoder, norm: str, stream: Tensor) -> Tensor:
+    """What a norm makes of a stream. Hooks of the norm do not run."""
+    found: Tensor = decoder.module(norm).forward(stream)
+    return found
+
+
+def before_norm(decoder: Decoder, norm: str, stream: Tensor, gradients: Tensor) -> Tensor:
+    """The gradients at the input of a norm, from those at its output.
+
+    Args:
+        decoder: the decoder.
+        norm: the name of the norm.
+        stream: its input, [batch, tokens, width].
+        gradients: at its output, [several, batch, tokens, width].
+    """
+    with torch.enable_grad():
+        leaf = stream.detach().expand(gradients.shape).requires_grad_()
+        output = behind_norm(decoder, norm, leaf)
+        return torch.autograd.grad(output, leaf, gradients)[0]
+
+
+@torch.no_grad()
+def written(
+    decoder: Decoder, inputs: Mapping[str, Tensor], *, check: bool = False
+) -> tuple[Written, Any]:
+    """Runs the model, and keeps what its nodes write.
+
+    Args:
+        decoder: the decoder.
+        inputs: arguments of the model.
+        check: compare what each norm receives with the sum that the layout says.
+
+    Returns:
+        what was written, and what the model returned.
+
+    Raises:
+        UnsupportedError: the stream is not that sum.
+    """
+    values: dict[int, Tensor] = {}
+    read: dict[int, Tensor] = {}
+
+    def keep(into: dict[int, Tensor], number: int) -> Callable[[Tensor], Tensor]:
+        def kept(value: Tensor) -> Tensor:
+            # A later layer may change a tensor in place. Some MLPs see all tokens as one row.
+            shape = values[0].shape[:2] if values else value.shape[:2]
+            into[number] = value.detach().clone().reshape(*shape, -1)
+            return value
+
+        return kept
+
+    edits: list[Edit] = []
+    for number, writers in enumerate(decoder.writers):
+        block = decoder.blocks[writers.layer]
+        layer, side = {
+            "input": (block.layer, "input"),
+            "heads": (block.out, "input"),
+            "mlp": (block.mlp_out, "output"),
+        }[writers.kind]
+        edits.append(apply(layer, keep(values, number), side=side))  # type: ignore[arg-type]
+    if check:
+        for number, readers in enumerate(decoder.readers):
+            edits.append(apply(readers.norm, keep(read, number), side="input"))
+    with intervene(decoder.model, *edits):
+        output = decoder.model(**inputs)
+    found = Written(decoder, [values[number] for number in range(len(decoder.writers))])
+    if check:
+        _check(decoder, found, read)
+    return found, output
+
+
+def _check(decoder: Decoder, found: Written, read: Mapping[int, Tensor]) -> None:
+    for number, stream in enumerate(found.streams()):
+        readers = decoder.readers[number]
+        error = (read[number] - stream).float().norm() / read[number].float().norm().clamp_min(1e-9)
+        if not error < _ROUNDING:
+            raise UnsupportedError(
+                f"{readers.norm!r} receives something else than the sum of what the embeddings, "
+                f"heads and MLPs before it have written: they differ by {float(error):.0%}. So "
+                f"{type(decoder.model).__name__} is no pre-norm decoder as its layout says; see "
+                "register_decoder"
+            )

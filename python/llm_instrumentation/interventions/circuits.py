@@ -1,0 +1,478 @@
+"""Circuits on a model: what it does when only the edges of a graph carry their own values::
+
+    circuit = edge_attribution(model, prompts, metric, steps=5).pruned(top_k=60)
+    run_circuit(model, prompts, metric, circuit).mean()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from .._extras import extra
+from ..analysis._progress import Progress, reported
+from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
+from ..errors import InvalidArgumentError
+from ._effects_of_edges import effects_graph
+from ._streams import Written, behind_norm, check_linear, linear, spread, written
+from .decoders import Block, Decoder, decoder
+from .edits import Edit, apply
+from .installed import intervene
+from .metrics import Metric, logits_of
+from .prompts import Prompts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Ablation", "Faithfulness", "faithfulness", "minimality", "run_circuit"]
+
+Ablation = Literal["corrupted", "mean", "zero"]
+"""What an edge carries that is not in the circuit: what its source writes in the corrupted run, the
+mean of what it writes over all tokens of the clean texts, or zero."""
+
+MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+Floats = npt.NDArray[np.float64]
+
+
+def run_circuit(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    graph: CausalGraph,
+    *,
+    ablation: Ablation = "corrupted",
+    batch_size: int = 8,
+    progress: Progress = None,
+) -> Tensor:
+    """Runs a model in which only the edges of a graph carry the values of their sources.
+
+    Each input of each node, of each head q, k and v apart, is the norm of a stream of its own: the
+    sum of what the sources of its edges write in this run, and of what all others write in the
+    ablated run. With all edges it is the clean model. Without edges it is the ablated one.
+
+    Where heads share keys and values, the examples run once for each head of a group, because each
+    head may see another key.
+
+    Args:
+        model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
+        prompts: the examples.
+        metric: what is measured.
+        graph: the circuit. Its effects do not count.
+        ablation: see `Ablation`.
+        batch_size: examples that run together.
+        progress: shows a bar; see `Progress`.
+
+    Returns:
+        the metric of each example, [examples].
+
+    Raises:
+        UnsupportedError: (a TypeError) as for `edge_attribution`.
+        InvalidArgumentError: (a ValueError) the model has no such edge; an argument is out of its
+            range.
+    """
+    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    masks = [runs.decoder.mask(edge.key for edge in graph.edges)]
+    return runs.values(masks, progress, "circuit")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Faithfulness:
+    """How much of what a model does circuits of several sizes do.
+
+    A faithfulness is (metric of the circuit - metric of the empty circuit) / (metric of the model -
+    metric of the empty circuit): 1 is the model, 0 the ablated model.
+
+    Attributes:
+        shares: of all edges of the graph, those with the largest effects, that were chosen.
+        edges: how many of them stayed, because they are on a path from the input to the logits.
+        metric: of each circuit.
+        faithfulness: of each circuit.
+        without: the faithfulness of the model without the circuit: completeness. It is 0 if the
+            circuit has all that matters.
+        random: [draws, shares], the faithfulness of random circuits with as many edges.
+        cpr: integrated circuit performance ratio: the area below `faithfulness` over the shares.
+            Larger is better.
+        cmd: integrated circuit-model distance: the area between `faithfulness` and 1. 0 is best.
+        random_cpr: the mean area of the random circuits.
+        clean, empty: the metric of the model, and of the empty circuit.
+        name: of the metric.
+        ablation: of the edges outside of the circuits.
+    """
+
+    shares: tuple[float, ...]
+    edges: tuple[int, ...]
+    metric: tuple[float, ...]
+    faithfulness: tuple[float, ...]
+    without: tuple[float, ...]
+    random: Floats
+    cpr: float
+    cmd: float
+    random_cpr: float
+    clean: float
+    empty: float
+    name: str
+    ablation: Ablation
+
+    def __repr__(self) -> str:
+        return (
+            f"<Faithfulness of {self.name}, {len(self.shares)} sizes: CPR {self.cpr:.3f} (random "
+            f"{self.random_cpr:.3f}), CMD {self.cmd:.3f}>"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each size: share, edges, metric, faithfulness, without, random (the mean).
+
+        Raises:
+            MissingExtraError: pandas is not installed; the extra "report" brings it.
+        """
+        with extra("report", "to_pandas"):
+            import pandas as pd
+
+        columns = ("edges", "metric", "faithfulness", "without")
+        table = {"share": self.shares, **{name: getattr(self, name) for name in columns}}
+        return pd.DataFrame({**table, "random": self.random.mean(axis=0)})
+
+
+def faithfulness(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    graph: CausalGraph,
+    *,
+    shares: Sequence[float] = MIB_SHARES,
+    random: int = 3,
+    seed: int = 0,
+    ablation: Ablation = "corrupted",
+    batch_size: int = 8,
+    progress: Progress = None,
+) -> Faithfulness:
+    """Runs circuits of several sizes, and says how faithful they are.
+
+    The circuits are the edges with the largest absolute effects, as far as they are connected. Sizes
+    and areas are those of the benchmark MIB (Mueller et al. 2025). Its areas begin at the smallest
+    share and end at 1. Random circuits are those of random effects: each time the largest edge that
+    is connected to the logits, until there are as many as in the circuit.
+
+    Args:
+        model, prompts, metric, ablation, batch_size, progress: as for `run_circuit`.
+        graph: all edges with their effects, not pruned.
+        shares: of all edges, rising.
+        random: the number of random circuits of each size.
+        seed: of the random circuits.
+
+    Raises:
+        UnsupportedError: (a TypeError) as for `edge_attribution`.
+        InvalidArgumentError: (a ValueError) the metric of the model is that of the empty circuit;
+            shares do not rise from 0 to 1; an edge has no effect; as for `run_circuit`.
+    """
+    rising = all(one < other for one, other in zip(shares, shares[1:], strict=False))
+    if not shares or not rising or shares[0] < 0 or shares[-1] > 1:
+        raise InvalidArgumentError(f"shares = {tuple(shares)}: give rising numbers from 0 to 1")
+    if random < 1:
+        raise InvalidArgumentError(f"random = {random}: give at least 1")
+    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    generator = np.random.default_rng(seed)
+    chosen = [_largest(graph, int(share * len(graph.edges))) for share in shares]
+    drawn = [
+        [_random(graph, len(keys), generator) for keys in chosen] for _ in range(random)
+    ]
+    masks = [runs.decoder.mask(keys) for keys in chosen]
+    whole = torch.ones(runs.decoder.size, dtype=torch.bool)
+    asked = [whole, ~whole, *masks, *(~mask for mask in masks)]
+    asked += [runs.decoder.mask(keys) for row in drawn for keys in row]
+    means = runs.values(asked, progress, "faithfulness").double().mean(1).numpy()
+    clean, empty = float(means[0]), float(means[1])
+    if abs(clean - empty) <= 1e-6 * max(abs(clean), abs(empty)):
+        raise InvalidArgumentError(
+            f"{metric.name!r} is {clean:.6g} of the model and {empty:.6g} of the empty circuit, so "
+            "there is nothing that a circuit could do: choose other corrupted texts"
+        )
+    share_of = (means[2:] - empty) / (clean - empty)
+    faithful, without, randoms = np.split(share_of, [len(shares), 2 * len(shares)])
+    randoms = randoms.reshape(random, len(shares))
+    return Faithfulness(
+        shares=tuple(shares),
+        edges=tuple(len(keys) for keys in chosen),
+        metric=tuple(means[2 : 2 + len(shares)].tolist()),
+        faithfulness=tuple(faithful.tolist()),
+        without=tuple(without.tolist()),
+        random=randoms,
+        cpr=_area(shares, faithful),
+        cmd=_area(shares, np.abs(1 - faithful)),
+        random_cpr=_area(shares, randoms.mean(axis=0)),
+        clean=clean,
+        empty=empty,
+        name=metric.name,
+        ablation=ablation,
+    )
+
+
+def _area(shares: Sequence[float], heights: Floats) -> float:
+    """The area below a line, by trapezoids."""
+    return float((np.diff(shares) * (heights[1:] + heights[:-1]) / 2).sum())
+
+
+def _largest(graph: CausalGraph, count: int) -> list[EdgeKey]:
+    return [edge.key for edge in graph.pruned(top_k=count).edges] if count else []
+
+
+def _random(graph: CausalGraph, count: int, generator: np.random.Generator) -> list[EdgeKey]:
+    if not count:
+        return []
+    effects = generator.random(len(graph.edges)).tolist()
+    edges = (
+        dataclasses.replace(edge, effect=effect, low=None, high=None)
+        for edge, effect in zip(graph.edges, effects, strict=True)
+    )
+    found = dataclasses.replace(graph, edges=tuple(edges)).pruned(greedy=count)
+    return [edge.key for edge in found.edges]
+
+
+def minimality(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    circuit: CausalGraph,
+    *,
+    ablation: Ablation = "corrupted",
+    batch_size: int = 8,
+    confidence: float | None = 0.95,
+    progress: Progress = None,
+) -> CausalGraph:
+    """Measures what each edge of a circuit does in it. It takes a run for each edge.
+
+    Args:
+        model, prompts, metric, ablation, batch_size, progress: as for `run_circuit`.
+        circuit: the circuit. Its effects do not count.
+        confidence: of the intervals of the effects over the examples; None: without intervals.
+
+    Returns:
+        the circuit. The effect of an edge is the metric of the circuit without this edge, minus the
+        metric of the circuit. An edge whose effect is near 0 is not needed.
+
+    Raises:
+        UnsupportedError, InvalidArgumentError: as for `run_circuit`; the circuit has no edges.
+    """
+    keys = [edge.key for edge in circuit.edges]
+    if not keys:
+        raise InvalidArgumentError("the circuit has no edges")
+    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    whole = runs.decoder.mask(keys)
+    masks = [whole]
+    for numbers in runs.decoder.numbers(keys):
+        masks.append(whole.clone())
+        masks[-1][numbers] = False
+    nothing = torch.zeros_like(whole)
+    values = runs.values([*masks, nothing], progress, "minimality")
+    effects = (values[1:-1] - values[0]).T.numpy().astype(np.float32)
+    return effects_graph(
+        runs.decoder, keys, effects, confidence=confidence, metric=metric,
+        method=f"minimality, {ablation}", clean=values[0], corrupted=values[-1],
+    )  # fmt: skip
+
+
+class _Runs:
+    """Runs circuits of one model on the same examples."""
+
+    def __init__(
+        self, model: nn.Module, prompts: Prompts, metric: Metric, ablation: Ablation,
+        batch_size: int,
+    ) -> None:  # fmt: skip
+        if ablation not in get_args(Ablation):
+            raise InvalidArgumentError(
+                f'ablation = {ablation!r}: give "corrupted", "mean" or "zero"'
+            )
+        self.decoder = decoder(model)
+        check_linear(self.decoder)
+        prompts.check_for(model)
+        self._prompts = prompts
+        self._metric = metric
+        self._ablation = ablation
+        self._batch_size = batch_size
+
+    def values(self, masks: Sequence[Tensor], progress: Progress, what: str) -> Tensor:
+        """The metric of each example with the edges of each mask, [masks, examples].
+
+        Args:
+            masks: booleans [edges]. Equal ones run once.
+            progress, what: of the bar.
+        """
+        numbers: dict[bytes, int] = {}
+        which = [numbers.setdefault(mask.numpy().tobytes(), len(numbers)) for mask in masks]
+        distinct = [masks[which.index(number)] for number in range(len(numbers))]
+        means = self._means() if self._ablation == "mean" else None
+        found: list[Tensor] = []
+        done, total = 0, len(self._prompts) * len(distinct)
+        with reported(progress, what) as tell:
+            for batch in self._prompts.batches(self._batch_size):
+                reference = self._reference(batch, means, check=not found)
+                streams = reference.streams()
+                rows = []
+                for mask in distinct:
+                    circuit = _Circuit(self.decoder, reference, streams, mask)
+                    rows.append(circuit.run(batch, self._metric).cpu())
+                    done += len(batch)
+                    tell(done, total)
+                found.append(torch.stack(rows))
+        return torch.cat(found, 1)[which]
+
+    def _reference(self, batch: Prompts, means: list[Tensor] | None, *, check: bool) -> Written:
+        """What all nodes write where no edge is in the circuit."""
+        inputs = batch.corrupted if self._ablation == "corrupted" else batch.clean
+        run, _ = written(self.decoder, inputs, check=check)
+        if means is not None:
+            pairs = zip(means, run.values, strict=True)
+            return Written(self.decoder, [mean.expand_as(value) for mean, value in pairs])
+        if self._ablation == "zero":
+            return Written(self.decoder, [torch.zeros_like(value) for value in run.values])
+        return run
+
+    def _means(self) -> list[Tensor]:
+        """The mean of what each of the writers writes, over all tokens of the clean texts."""
+        totals: list[Tensor] = []
+        count = 0
+        for batch in self._prompts.batches(self._batch_size):
+            run, _ = written(self.decoder, batch.clean)
+            mask = batch.clean.get("attention_mask")
+            rows = [value.flatten(0, 1) for value in run.values]
+            if mask is not None:
+                real = mask.bool().flatten()
+                rows = [one[real] for one in rows]
+            sums = [one.double().sum(0) for one in rows]
+            totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
+            count += len(rows[0])
+        return [
+            (total / count).to(value.dtype)
+            for total, value in zip(totals, run.values, strict=True)
+        ]
+
+
+class _Circuit:
+    """One run of one batch with some edges.
+
+    The model's own stream goes on beside, and nothing reads it: each input of each node is replaced.
+
+    Args:
+        decoder: the decoder.
+        reference: what nodes write on edges that are not there.
+        streams: what the readers read without any edge.
+        mask: the edges that are there.
+    """
+
+    def __init__(
+        self, decoder: Decoder, reference: Written, streams: list[Tensor], mask: Tensor
+    ) -> None:
+        self._decoder = decoder
+        self._reference = reference
+        self._streams = streams
+        self._mask = mask
+        self._live: dict[int, Tensor] = {}
+        self._shape = streams[0].shape
+        # The copies of the batch: the heads of a group see different keys and values.
+        self._copies = max(block.group for block in decoder.blocks)
+
+    @torch.no_grad()
+    def run(self, batch: Prompts, metric: Metric) -> Tensor:
+        """The metric of each example."""
+        decoder = self._decoder
+        edits: list[Edit] = []
+        for number, writers in enumerate(decoder.writers):
+            block = decoder.blocks[writers.layer]
+            if writers.kind == "input":
+                edits.append(apply(block.layer, self._keep(number), side="input"))
+            elif writers.kind == "heads":
+                edits.append(apply(block.out, self._keep_heads(number, block), side="input"))
+            else:
+                edits.append(apply(block.mlp_out, self._keep(number)))
+        for number, readers in enumerate(decoder.readers):
+            if readers.kind == "logits":
+                edits.append(apply(readers.norm, self._into(number, None), side="input"))
+                continue
+            block = decoder.blocks[readers.layer]
+            if readers.kind == "mlp":
+                edits.append(apply(block.mlp, self._into(number, readers.norm), side="input"))
+            else:
+                for name, kinds in block.projections().items():
+                    edits.append(apply(name, self._projected(number, block, name, kinds)))
+        inputs = {name: torch.cat([one] * self._copies) for name, one in batch.clean.items()}
+        with intervene(decoder.model, *edits):
+            output = decoder.model(**inputs)
+        return metric(logits_of(output)[: len(batch)], batch)
+
+    def _keep(self, number: int) -> Callable[[Tensor], Tensor]:
+        def kept(value: Tensor) -> Tensor:
+            size = value.numel() // self._copies
+            self._live[number] = value.flatten()[:size].view(*self._shape[:2], -1).clone()
+            return value
+
+        return kept
+
+    def _keep_heads(self, number: int, block: Block) -> Callable[[Tensor], Tensor]:
+        def kept(value: Tensor) -> Tensor:
+            heads = block.heads.heads
+            copies = value.view(self._copies, *self._shape[:2], heads, -1)
+            each = [copies[head % block.group, :, :, head] for head in range(heads)]
+            self._live[number] = torch.cat(each, -1)
+            return value
+
+        return kept
+
+    def _into(self, number: int, norm: str | None) -> Callable[[Tensor], Tensor]:
+        """Replaces what an MLP or the last norm receives."""
+
+        def change(value: Tensor) -> Tensor:
+            stream = self._streams_of(number, [0])[0][0]
+            if norm is not None:
+                stream = behind_norm(self._decoder, norm, stream)
+            return torch.cat([stream] * self._copies).reshape(value.shape)
+
+        return change
+
+    def _projected(
+        self, number: int, block: Block, name: str, kinds: tuple[EdgeInput, ...]
+    ) -> Callable[[Tensor], Tensor]:
+        """Replaces what a projection returns: q, k or v of all heads."""
+        decoder = self._decoder
+        weight, bias = linear(decoder.module(name), name)
+
+        def change(returned: Tensor) -> Tensor:
+            new = returned.clone().view(self._copies, *self._shape[:2], -1)
+            for kind in kinds:
+                at = get_args(EdgeInput).index(kind)
+                inputs = range(at, 3 * block.heads.heads, 3)
+                streams, which = self._streams_of(number, inputs)
+                normed = behind_norm(decoder, decoder.readers[number].norm, streams)
+                for head in range(block.heads.heads):
+                    columns = block.heads.columns(head, kind).columns
+                    copies = slice(None) if kind == "q" else head % block.group
+                    new[copies, ..., columns] = nn.functional.linear(
+                        normed[which[head]], weight[columns], None if bias is None else bias[columns]
+                    )
+            return new.view(returned.shape)
+
+        return change
+
+    def _streams_of(self, number: int, inputs: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The streams that some inputs of the readers read.
+
+        Returns:
+            the different ones, [different, batch, tokens, width], and which of them each has.
+        """
+        readers = self._decoder.readers[number]
+        mask = self._mask[readers.edges].view(len(readers.inputs), readers.upstream)
+        different, which = torch.unique(mask[list(inputs)], dim=0, return_inverse=True)
+        found = self._streams[number].expand(len(different), *self._shape).clone()
+        for at, writers in enumerate(self._decoder.writers):
+            there = different[:, writers.begin : writers.end]
+            if writers.end <= readers.upstream and there.any():
+                change = self._live[at] - self._reference.values[at]
+                sources = spread(self._decoder, at, change)
+                found += torch.einsum("us,sbtd->ubtd", there.to(sources), sources)
+        return found, which.tolist()

@@ -1,0 +1,344 @@
+"""How pre-norm decoders are built, for each architecture, and the nodes and edges of their graphs.
+
+In a pre-norm decoder each attention and each MLP reads a norm of the residual stream, and adds what
+it returns to the stream. So the stream is a sum: of the embeddings, of what each head has written,
+and of what each MLP has written. An edge is the part of one writer in what one reader reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
+from ..core.selection import original_name
+from ..errors import InvalidArgumentError, UnsupportedError
+from .heads import AttentionHeads, attention_heads
+
+__all__ = ["Decoder", "DecoderLayout", "decoder", "register_decoder"]
+
+_INPUTS: tuple[EdgeInput, ...] = ("q", "k", "v")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderLayout:
+    """Where a class of pre-norm decoders has its parts.
+
+    Attributes:
+        layers: the list of layers, relative to the model. The first argument of a layer is the
+            residual stream, [batch, tokens, width].
+        attention: the attention module, relative to a layer. `register_heads` knows its class.
+        attention_norm: the norm before the attention, relative to a layer. A model without norms
+            has an `nn.Identity` there.
+        mlp: the MLP, relative to a layer, or its first module if it has no module of its own. Its
+            input is what `mlp_norm` returns.
+        mlp_norm: the norm before the MLP, relative to a layer. It may be that of the attention.
+        final_norm: the norm before the unembedding, relative to the model.
+        mlp_out: the module that returns what is added to the stream; None: `mlp`.
+        parallel: attention and MLP of a layer read the same stream, so no edge leads from one to
+            the other. A text is the attribute of the layers that says so.
+        pre_norm: the attribute of the layers that says that the norms come first; None: they do.
+    """
+
+    layers: str
+    attention: str
+    attention_norm: str
+    mlp: str
+    mlp_norm: str
+    final_norm: str
+    mlp_out: str | None = None
+    parallel: bool | str = False
+    pre_norm: str | None = None
+
+
+_LLAMA = DecoderLayout(
+    "model.layers", "self_attn", "input_layernorm", "mlp", "post_attention_layernorm", "model.norm"
+)
+
+# By the class of the model. A subclass has the layout of its base.
+_LAYOUTS: dict[str, DecoderLayout] = {
+    **{
+        f"{name}ForCausalLM": _LLAMA
+        for name in (
+            "Gemma", "Llama", "Mistral", "Mixtral", "Olmo", "Qwen2", "Qwen2Moe", "Qwen3",
+            "Qwen3Moe",
+        )
+    },
+    "GPT2LMHeadModel": DecoderLayout(
+        "transformer.h", "attn", "ln_1", "mlp", "ln_2", "transformer.ln_f"
+    ),
+    "GPTNeoXForCausalLM": DecoderLayout(
+        "gpt_neox.layers", "attention", "input_layernorm", "mlp", "post_attention_layernorm",
+        "gpt_neox.final_layer_norm", parallel="use_parallel_residual",
+    ),
+    "OPTForCausalLM": DecoderLayout(
+        "model.decoder.layers", "self_attn", "self_attn_layer_norm", "fc1", "final_layer_norm",
+        "model.decoder.final_layer_norm", mlp_out="fc2", pre_norm="do_layer_norm_before",
+    ),
+}  # fmt: skip
+
+_NORMED_SUM = "its layers norm the sum of the residual stream"
+_NORMED_PARTS = "its layers norm what attention and MLP return, before they add it"
+# Why there can be no layout, by the begin of the class of the model.
+_REFUSED = {
+    **dict.fromkeys(("Bert", "Electra", "Roberta", "XLMRoberta"), _NORMED_SUM),
+    **dict.fromkeys(("Gemma2", "Gemma3", "Olmo2"), _NORMED_PARTS),
+    "T5": "it has an encoder beside its decoder",
+}
+
+
+def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> None:
+    """Says how a class of pre-norm decoders is built::
+
+        register_decoder(
+            "StableLmForCausalLM",
+            DecoderLayout("model.layers", "self_attn", "input_layernorm", "mlp",
+                          "post_attention_layernorm", "model.norm"),
+        )
+
+    The first run of each function checks that the stream is the sum that the layout says.
+
+    Args:
+        model: the class of the models, or its name.
+        layout: replaces an earlier one of this class.
+    """
+    name = model if isinstance(model, str) else model.__name__
+    _LAYOUTS[name] = layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A layer of a decoder: the names of its modules, and its heads."""
+
+    layer: str
+    heads: AttentionHeads
+    attention_norm: str
+    mlp: str
+    mlp_norm: str
+    mlp_out: str
+    parallel: bool
+
+    @property
+    def out(self) -> str:
+        """The output projection of the attention."""
+        return f"{self.heads.layer}.{self.heads.layout.out}"
+
+    @property
+    def group(self) -> int:
+        """The number of query heads that share a key and value head."""
+        return self.heads.heads // self.heads.key_value_heads
+
+    def projections(self) -> dict[str, tuple[EdgeInput, ...]]:
+        """The modules that return q, k and v, each with those of them that it returns."""
+        found: dict[str, tuple[EdgeInput, ...]] = {}
+        for kind in _INPUTS:
+            module = self.heads.columns(0, kind).module
+            found[module] = (*found.get(module, ()), kind)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Writers:
+    """Nodes that write to the stream at one place: the input, the heads of a layer, or an MLP."""
+
+    kind: Literal["input", "heads", "mlp"]
+    layer: int
+    nodes: tuple[str, ...]
+    begin: int
+    """The number of its first node among all that write."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.nodes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """What reads the stream at one place: the inputs of all heads of a layer, an MLP, or the logits.
+
+    Attributes:
+        kind, layer: which.
+        inputs: the node and input of each; of heads q, k and v of the first head, and so on.
+        norm: the name of the norm before them.
+        upstream: the number of nodes that have written before, from the first one.
+        begin: the number of its first edge. The edges into a reader stand side by side.
+    """
+
+    kind: Literal["heads", "mlp", "logits"]
+    layer: int
+    inputs: tuple[tuple[str, EdgeInput | None], ...]
+    norm: str
+    upstream: int
+    begin: int
+
+    @property
+    def edges(self) -> slice:
+        """Its edges, [inputs, upstream], among those of the decoder."""
+        return slice(self.begin, self.begin + len(self.inputs) * self.upstream)
+
+
+class Decoder:
+    """A pre-norm decoder as a graph.
+
+    Edges into k and v lead to query heads, also where these share a key and value head. Then each
+    of them has its own edges: an edge is what one query head sees of the key or value.
+
+    Attributes:
+        model: the model.
+        blocks: its layers.
+        final_norm: the name of the norm before the unembedding.
+        writers: what writes to the stream, in order.
+        readers: what reads it, in order.
+    """
+
+    def __init__(self, model: nn.Module, blocks: tuple[Block, ...], final_norm: str) -> None:
+        self.model = model
+        self.blocks = blocks
+        self.final_norm = final_norm
+        self._modules = {original_name(name): one for name, one in model.named_modules()}
+        writers = [Writers("input", 0, ("input",), 0)]
+        readers: list[Readers] = []
+
+        def read(kind: Any, layer: int, inputs: Any, norm: str, upstream: int) -> None:
+            begin = readers[-1].edges.stop if readers else 0
+            readers.append(Readers(kind, layer, tuple(inputs), norm, upstream, begin))
+
+        for number, block in enumerate(blocks):
+            before = writers[-1].end
+            heads = tuple(f"a{number}.h{head}" for head in range(block.heads.heads))
+            writers.append(Writers("heads", number, heads, before))
+            inputs = [(head, kind) for head in heads for kind in _INPUTS]
+            read("heads", number, inputs, block.attention_norm, before)
+            seen = before if block.parallel else writers[-1].end
+            read("mlp", number, [(f"m{number}", None)], block.mlp_norm, seen)
+            writers.append(Writers("mlp", number, (f"m{number}",), writers[-1].end))
+        read("logits", len(blocks), [("logits", None)], final_norm, writers[-1].end)
+        self.writers = tuple(writers)
+        self.readers = tuple(readers)
+
+    def __repr__(self) -> str:
+        return f"<Decoder: {len(self.blocks)} layers, {self.size:,} edges>"
+
+    @property
+    def size(self) -> int:
+        """The number of edges."""
+        return self.readers[-1].edges.stop
+
+    @property
+    def sources(self) -> list[str]:
+        """The nodes that write to the stream, in order."""
+        return [node for one in self.writers for node in one.nodes]
+
+    def edges(self) -> Iterator[EdgeKey]:
+        """All edges, in the order of their numbers."""
+        sources = self.sources
+        for readers in self.readers:
+            for target, kind in readers.inputs:
+                for source in sources[: readers.upstream]:
+                    yield EdgeKey(source, target, kind)
+
+    def graph(self, edges: Iterable[Edge] | None = None, **about: Any) -> CausalGraph:
+        """A graph with all nodes, and with these edges; None: all, without effects."""
+        nodes = tuple(Node(name) for name in (*self.sources, "logits"))
+        if edges is None:
+            edges = (Edge(*key) for key in self.edges())
+        return CausalGraph(nodes, tuple(edges), **about)
+
+    def numbers(self, edges: Iterable[EdgeKey]) -> list[list[int]]:
+        """The numbers of edges. An edge into all inputs of a head has three.
+
+        Raises:
+            InvalidArgumentError: the model has no such edge.
+        """
+        known = {key: number for number, key in enumerate(self.edges())}
+        found = []
+        for key in edges:
+            parts = [key] if key in known else [key._replace(input=kind) for kind in _INPUTS]
+            if not all(part in known for part in parts) or (key.input and len(parts) > 1):
+                raise InvalidArgumentError(
+                    f"the model has no edge {Edge(*key).id!r}: its edges lead from 'input', "
+                    "'a0.h0', 'm0' and so on to the heads and MLPs of later layers and to 'logits'"
+                )
+            found.append([known[part] for part in parts])
+        return found
+
+    def mask(self, edges: Iterable[EdgeKey]) -> Tensor:
+        """Which edges of the decoder are among some: booleans [edges]."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        for numbers in self.numbers(edges):
+            mask[numbers] = True
+        return mask
+
+    def module(self, name: str) -> nn.Module:
+        """A module by the name that captures give it."""
+        return self._modules[name]
+
+
+def decoder(model: nn.Module) -> Decoder:
+    """A model as a pre-norm decoder.
+
+    Raises:
+        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or the table does not know
+            it; the message says why.
+    """
+    original = getattr(model, "_orig_mod", model)
+    names = [kind.__name__ for kind in type(original).__mro__]
+    layout = next((_LAYOUTS[name] for name in names if name in _LAYOUTS), None)
+    if layout is None:
+        kind = names[0]
+        for begin, why in sorted(_REFUSED.items(), reverse=True):
+            if kind.startswith(begin):
+                raise UnsupportedError(
+                    f"{kind} is no pre-norm decoder: {why}, so the stream is not the sum of what "
+                    "heads and MLPs write. Nodes can be patched, edges cannot"
+                )
+        raise UnsupportedError(
+            f"it is not known how {kind} is built: say it with register_decoder, if it is a "
+            f"pre-norm decoder. Known are {', '.join(sorted(_LAYOUTS))}"
+        )
+    return _built(original, names[0], layout)
+
+
+def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
+    heads = attention_heads(model)
+    blocks = []
+    try:
+        model.get_submodule(layout.final_norm)
+        for number, layer in enumerate(model.get_submodule(layout.layers).children()):
+            if layout.pre_norm and not operator.attrgetter(layout.pre_norm)(layer):
+                raise UnsupportedError(
+                    f"{kind} is no pre-norm decoder: {layout.pre_norm} of its layers is False, so "
+                    f"{_NORMED_SUM}. Nodes can be patched, edges cannot"
+                )
+            name = f"{layout.layers}.{number}"
+            found = heads.get(f"{name}.{layout.attention}")
+            if found is None:
+                attention = layer.get_submodule(layout.attention)
+                raise UnsupportedError(
+                    f"it is not known where {type(attention).__name__} has its heads: say it with "
+                    "register_heads"
+                )
+            parallel = layout.parallel
+            if isinstance(parallel, str):
+                parallel = bool(operator.attrgetter(parallel)(layer))
+            mlp_out = layout.mlp_out or layout.mlp
+            for part in (layout.attention_norm, layout.mlp, layout.mlp_norm, mlp_out):
+                layer.get_submodule(part)
+            blocks.append(
+                Block(
+                    name, found, f"{name}.{layout.attention_norm}", f"{name}.{layout.mlp}",
+                    f"{name}.{layout.mlp_norm}", f"{name}.{mlp_out}", parallel,
+                )
+            )  # fmt: skip
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"{kind} is not as its layout says: {error}. Use register_decoder with another layout"
+        ) from error
+    if not blocks:
+        raise UnsupportedError(f"{kind} has no layers in {layout.layers!r}")
+    return Decoder(model, tuple(blocks), layout.final_norm)
