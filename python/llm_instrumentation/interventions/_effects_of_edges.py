@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
@@ -14,7 +15,12 @@ from ..analysis.significance import bootstrap_interval
 from .decoders import Decoder
 from .metrics import Metric
 
-__all__ = ["effects_graph"]
+__all__ = ["effects_graph", "precise"]
+
+
+def precise(values: Tensor) -> Tensor:
+    """Numbers without a gradient, on the CPU, in float32 or float64."""
+    return values.detach().cpu().to(torch.promote_types(values.dtype, torch.float32))
 
 
 def effects_graph(

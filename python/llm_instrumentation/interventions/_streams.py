@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.selection import has_forward
 from ..errors import UnsupportedError
 from .decoders import Decoder
 from .edits import Edit, apply
 from .installed import intervene
 
-__all__ = ["Written", "behind_norm", "before_norm", "check_linear", "linear", "written"]
+__all__ = ["Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
 
 # A sum in another order than the model's differs less than this, also in bfloat16.
 _ROUNDING = 0.02
@@ -105,9 +104,9 @@ def spread(decoder: Decoder, number: int, value: Tensor) -> Tensor:
     block = decoder.blocks[writers.layer]
     weight, _ = linear(decoder.module(block.out), block.out)
     heads = len(writers.nodes)
-    by_head = value.unflatten(-1, (heads, -1)).movedim(-2, 0)  # [heads, batch, tokens, head_dim]
-    columns = weight.unflatten(1, (heads, -1)).movedim(1, 0)  # [heads, width, head_dim]
-    return torch.einsum("hbte,hde->hbtd", by_head, columns)
+    by_head = value.reshape(*value.shape[:2], heads, -1)
+    columns = weight.reshape(len(weight), heads, -1)
+    return torch.einsum("bthe,dhe->hbtd", by_head, columns)
 
 
 def behind_norm(decoder: Decoder, norm: str, stream: Tensor) -> Tensor:

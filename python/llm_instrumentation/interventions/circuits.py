@@ -1,12 +1,13 @@
 """Circuits on a model: what it does when only the edges of a graph carry their own values::
 
-    circuit = edge_attribution(model, prompts, metric, steps=5).pruned(top_k=60)
-    run_circuit(model, prompts, metric, circuit).mean()
+circuit = edge_attribution(model, prompts, metric, steps=5).pruned(top_k=60)
+run_circuit(model, prompts, metric, circuit).mean()
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -19,7 +20,7 @@ from .._extras import extra
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
-from ._effects_of_edges import effects_graph
+from ._effects_of_edges import effects_graph, precise
 from ._streams import Written, behind_norm, check_linear, linear, spread, written
 from .decoders import Block, Decoder, decoder
 from .edits import Edit, apply
@@ -137,7 +138,8 @@ class Faithfulness:
 
         columns = ("edges", "metric", "faithfulness", "without")
         table = {"share": self.shares, **{name: getattr(self, name) for name in columns}}
-        return pd.DataFrame({**table, "random": self.random.mean(axis=0)})
+        found: pd.DataFrame = pd.DataFrame({**table, "random": self.random.mean(axis=0)})
+        return found
 
 
 def faithfulness(
@@ -155,10 +157,10 @@ def faithfulness(
 ) -> Faithfulness:
     """Runs circuits of several sizes, and says how faithful they are.
 
-    The circuits are the edges with the largest absolute effects, as far as they are connected. Sizes
-    and areas are those of the benchmark MIB (Mueller et al. 2025). Its areas begin at the smallest
-    share and end at 1. Random circuits are those of random effects: each time the largest edge that
-    is connected to the logits, until there are as many as in the circuit.
+    The circuits are the edges with the largest absolute effects, as far as they are connected. The
+    sizes and areas are those of the benchmark MIB (Mueller et al. 2025). An area begins at the
+    smallest share. Random circuits are those of random effects: each time the largest edge that is
+    connected to the logits, until there are as many as in the circuit.
 
     Args:
         model, prompts, metric, ablation, batch_size, progress: as for `run_circuit`.
@@ -172,7 +174,7 @@ def faithfulness(
         InvalidArgumentError: (a ValueError) the metric of the model is that of the empty circuit;
             shares do not rise from 0 to 1; an edge has no effect; as for `run_circuit`.
     """
-    rising = all(one < other for one, other in zip(shares, shares[1:], strict=False))
+    rising = all(one < other for one, other in itertools.pairwise(shares))
     if not shares or not rising or shares[0] < 0 or shares[-1] > 1:
         raise InvalidArgumentError(f"shares = {tuple(shares)}: give rising numbers from 0 to 1")
     if random < 1:
@@ -180,9 +182,7 @@ def faithfulness(
     runs = _Runs(model, prompts, metric, ablation, batch_size)
     generator = np.random.default_rng(seed)
     chosen = [_largest(graph, int(share * len(graph.edges))) for share in shares]
-    drawn = [
-        [_random(graph, len(keys), generator) for keys in chosen] for _ in range(random)
-    ]
+    drawn = [[_random(graph, len(keys), generator) for keys in chosen] for _ in range(random)]
     masks = [runs.decoder.mask(keys) for keys in chosen]
     whole = torch.ones(runs.decoder.size, dtype=torch.bool)
     asked = [whole, ~whole, *masks, *(~mask for mask in masks)]
@@ -317,7 +317,7 @@ class _Runs:
                 rows = []
                 for mask in distinct:
                     circuit = _Circuit(self.decoder, reference, streams, mask)
-                    rows.append(circuit.run(batch, self._metric).cpu())
+                    rows.append(precise(circuit.run(batch, self._metric)))
                     done += len(batch)
                     tell(done, total)
                 found.append(torch.stack(rows))
@@ -349,15 +349,14 @@ class _Runs:
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
             count += len(rows[0])
         return [
-            (total / count).to(value.dtype)
-            for total, value in zip(totals, run.values, strict=True)
+            (total / count).to(value.dtype) for total, value in zip(totals, run.values, strict=True)
         ]
 
 
 class _Circuit:
     """One run of one batch with some edges.
 
-    The model's own stream goes on beside, and nothing reads it: each input of each node is replaced.
+    The model's own stream goes on, but nothing reads it: each input of each node is replaced.
 
     Args:
         decoder: the decoder.
@@ -453,7 +452,9 @@ class _Circuit:
                     columns = block.heads.columns(head, kind).columns
                     copies = slice(None) if kind == "q" else head % block.group
                     new[copies, ..., columns] = nn.functional.linear(
-                        normed[which[head]], weight[columns], None if bias is None else bias[columns]
+                        normed[which[head]],
+                        weight[columns],
+                        None if bias is None else bias[columns],
                     )
             return new.view(returned.shape)
 

@@ -159,7 +159,7 @@ class Writers:
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """What reads the stream at one place: the inputs of all heads of a layer, an MLP, or the logits.
+    """What reads the stream at one place: all heads of a layer, an MLP, or the logits.
 
     Attributes:
         kind, layer: which.
@@ -227,7 +227,7 @@ class Decoder:
     @property
     def size(self) -> int:
         """The number of edges."""
-        return self.readers[-1].edges.stop
+        return int(self.readers[-1].edges.stop)
 
     @property
     def sources(self) -> list[str]:
@@ -276,7 +276,8 @@ class Decoder:
 
     def module(self, name: str) -> nn.Module:
         """A module by the name that captures give it."""
-        return self._modules[name]
+        found: nn.Module = self._modules[name]
+        return found
 
 
 def decoder(model: nn.Module) -> Decoder:
@@ -308,7 +309,6 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
     heads = attention_heads(model)
     blocks = []
     try:
-        model.get_submodule(layout.final_norm)
         for number, layer in enumerate(model.get_submodule(layout.layers).children()):
             if layout.pre_norm and not operator.attrgetter(layout.pre_norm)(layer):
                 raise UnsupportedError(
@@ -335,6 +335,7 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
                     f"{name}.{layout.mlp_norm}", f"{name}.{mlp_out}", parallel,
                 )
             )  # fmt: skip
+        model.get_submodule(layout.final_norm)
     except AttributeError as error:
         raise UnsupportedError(
             f"{kind} is not as its layout says: {error}. Use register_decoder with another layout"

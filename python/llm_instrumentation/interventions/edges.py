@@ -1,13 +1,12 @@
 """Effects of the edges of a pre-norm decoder: approximate ones of all edges, and exact ones::
 
-    graph = edge_attribution(model, prompts, logit_difference(), steps=5)
-    exact = edge_patching(model, prompts, logit_difference(), graph.pruned(top_k=50))
+graph = edge_attribution(model, prompts, logit_difference(), steps=5)
+exact = edge_patching(model, prompts, logit_difference(), graph.pruned(top_k=50))
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast, get_args
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
-from ._effects_of_edges import effects_graph
+from ._effects_of_edges import effects_graph, precise
 from ._streams import Written, before_norm, behind_norm, check_linear, linear, written
 from .decoders import Block, Decoder, Readers, decoder
 from .edits import Edit, apply
@@ -100,9 +99,10 @@ def edge_attribution(
         for batch in prompts.batches(batch_size):
             clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
             rows = scores[first : first + len(batch)]
-            difference = corrupted.minus(clean)
+            difference, embedded = corrupted.minus(clean), clean.values[0]
+            del clean, corrupted
             for share, weight in _points(steps):
-                start = clean.values[0] + share * difference.values[0]
+                start = embedded + share * difference.values[0]
                 for readers, gradients in _gradients(graph, batch, start, metric):
                     _add_products(rows, readers, gradients, difference, weight)
                 done += len(batch)
@@ -131,7 +131,7 @@ def _both(
     found = []
     for inputs, values in zip((batch.clean, batch.corrupted), metrics, strict=True):
         run, output = written(graph, inputs, check=check)
-        values.append(metric(output, batch).detach().cpu())
+        values.append(precise(metric(output, batch)))
         found.append(run)
     return found[0], found[1]
 
@@ -140,7 +140,7 @@ def _add_products(
     scores: Tensor, readers: Readers, gradients: Tensor, difference: Written, weight: float
 ) -> None:
     """Adds the effects of all edges into some readers: [examples, edges] of the decoder."""
-    block = scores[:, readers.edges].unflatten(1, (len(readers.inputs), readers.upstream))
+    block = scores[:, readers.edges].view(len(scores), len(readers.inputs), readers.upstream)
     for number, writers in enumerate(difference.decoder.writers):
         if writers.end <= readers.upstream:
             sources = difference.spread(number).to(gradients.dtype)
@@ -230,7 +230,7 @@ def _into_heads(
     """
     names = list(block.projections())
     heads = block.heads.heads
-    by_head = gradient.unflatten(-1, (heads, -1))
+    by_head = gradient.reshape(*gradient.shape[:2], heads, -1)
     number = torch.arange(heads, device=gradient.device)
     found: list[Tensor] = [gradient] * (3 * heads)
     # Heads that share a key have its gradient together. So one head of each group has its turn.
@@ -404,7 +404,7 @@ class _Patched:
         inputs = {name: torch.cat([one] * copies) for name, one in self._inputs.items()}
         with intervene(self._graph.model, *edits):
             output = self._graph.model(**inputs)
-        return _by_copy(self._metric, output, self._batch, copies).cpu()
+        return _by_copy(self._metric, output, self._batch, copies)
 
     def _edits(self, readers: Readers, patched: list[tuple[slice, _Patch]]) -> Iterator[Edit]:
         """The edits that change what readers read, each in its rows of the batch."""
@@ -474,4 +474,4 @@ class _Patched:
 def _by_copy(metric: Metric, output: Any, batch: Prompts, copies: int) -> Tensor:
     """The metric of each copy of a batch that ran side by side: [copies, examples]."""
     logits = logits_of(output)
-    return torch.stack([metric(part, batch).detach() for part in logits.chunk(copies)])
+    return torch.stack([precise(metric(part, batch)) for part in logits.chunk(copies)])

@@ -1,0 +1,211 @@
+"""Edges and circuits on the architectures of transformers, with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import transformers
+from llm_instrumentation.errors import UnsupportedError
+from llm_instrumentation.interventions.circuits import minimality, run_circuit
+from llm_instrumentation.interventions.decoders import DecoderLayout, decoder, register_decoder
+from llm_instrumentation.interventions.edges import edge_attribution, edge_patching
+from llm_instrumentation.interventions.metrics import Metric, logit_difference
+from llm_instrumentation.interventions.prompts import Prompts
+from torch import nn
+
+WIDTH, VOCABULARY = 32, 50
+_LLAMA = {
+    "hidden_size": WIDTH, "intermediate_size": 48, "vocab_size": VOCABULARY, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+CONFIGS = {
+    "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": WIDTH, "vocab_size": VOCABULARY},
+    "gpt_neox": {
+        "hidden_size": WIDTH, "intermediate_size": 48, "vocab_size": VOCABULARY,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+    },
+    "opt": {
+        "hidden_size": WIDTH, "ffn_dim": 48, "vocab_size": VOCABULARY, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "word_embed_proj_dim": WIDTH,
+    },
+    "gemma": {**_LLAMA, "num_key_value_heads": 1},
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": {**_LLAMA, "num_local_experts": 4},
+    "olmo": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+}  # fmt: skip
+
+
+def made(kind: str, **changes: object) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**CONFIGS.get(kind, {}), **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():  # weights of this size make effects that are well above rounding
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def pairs(examples: int = 3, tokens: int = 6) -> Prompts:
+    torch.manual_seed(1)
+    clean = torch.randint(3, VOCABULARY, (examples, tokens))
+    corrupted = clean.clone()
+    corrupted[:, 2] = (clean[:, 2] + 7) % (VOCABULARY - 3) + 3
+    answers = torch.randint(VOCABULARY, (2, examples))
+    return Prompts(clean, corrupted, labels={"correct": answers[0], "wrong": answers[1]})
+
+
+def of_logits(token: int) -> Metric:
+    return Metric(f"mean logit of {token}", lambda logits, batch: logits[:, :, token].mean(1))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_whole_graph_is_the_model(kind):
+    model, prompts = made(kind), pairs()
+    graph = decoder(model)
+    seen: list[torch.Tensor] = []
+
+    def keep(logits: torch.Tensor, batch: Prompts) -> torch.Tensor:
+        seen.append(logits)
+        return logits[:, -1, 0]
+
+    run_circuit(model, prompts, Metric("logits", keep), graph.graph())
+    run_circuit(model, prompts, Metric("logits", keep), graph.graph(()))
+    with torch.no_grad():
+        clean, corrupted = (model(**one).logits for one in (prompts.clean, prompts.corrupted))
+    assert (clean - corrupted).abs().max() > 0.01
+    assert torch.allclose(seen[0], clean, atol=1e-4)
+    assert torch.allclose(seen[1], corrupted, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "qwen3", "opt"])
+def test_attribution_is_exact_for_small_changes(kind):
+    # For a change that is small enough any model is linear.
+    model = made(kind).double()
+    torch.manual_seed(2)
+    clean = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    prompts = Prompts(
+        {"inputs_embeds": clean}, {"inputs_embeds": clean + 1e-4 * torch.randn_like(clean)}
+    )
+    found = edge_attribution(model, prompts, of_logits(3), confidence=None)
+    exact = edge_patching(model, prompts, of_logits(3), confidence=None, batch_size=64)
+    got, wanted = (torch.tensor([e.effect for e in one.edges]) for one in (found, exact))
+    assert (got - wanted).abs().max() < 0.01 * wanted.abs().max()
+    assert torch.corrcoef(torch.stack([got, wanted]))[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama"])
+def test_patching_an_edge_is_the_whole_graph_without_it(kind):
+    model, prompts = made(kind), pairs()
+    graph = decoder(model).graph()
+    some = dataclasses.replace(graph, edges=graph.edges[::9])
+    patched = edge_patching(model, prompts, logit_difference(), some, confidence=None)
+    values = run_circuit(model, prompts, logit_difference(), graph)
+    for edge, kept in zip(patched.edges, some.edges, strict=True):
+        rest = dataclasses.replace(graph, edges=tuple(e for e in graph.edges if e != kept))
+        without = run_circuit(model, prompts, logit_difference(), rest)
+        assert edge.effect == pytest.approx(float((without - values).mean()), abs=1e-5)
+
+
+def test_heads_that_share_a_key_have_edges_of_their_own():
+    model, prompts = made("llama"), pairs()
+    assert decoder(model).blocks[1].group == 2
+    found = edge_patching(
+        model, prompts, logit_difference(), ["m0->a1.h0<k>", "m0->a1.h1<k>"], confidence=None
+    )
+    one, other = (edge.effect for edge in found.edges)
+    assert abs(one) > 1e-5 and abs(other) > 1e-5 and abs(one - other) > 1e-5
+
+
+def test_texts_of_other_lengths_do_not_change_effects():
+    model, metric = made("gpt2"), logit_difference()
+    long = pairs()
+    mask = torch.ones_like(long.clean["input_ids"])
+    mask[0, -2:] = 0
+    clean, corrupted = (
+        {"input_ids": one["input_ids"] * mask, "attention_mask": mask}
+        for one in (long.clean, long.corrupted)
+    )
+    padded = next(Prompts(clean, corrupted, long.labels).batches(2))
+    short = Prompts(
+        clean["input_ids"][:1, :-2], corrupted["input_ids"][:1, :-2],
+        {name: value[:1] for name, value in long.labels.items()},
+    )  # fmt: skip
+    other = Prompts(
+        {k: v[1:2] for k, v in clean.items()}, {k: v[1:2] for k, v in corrupted.items()},
+        {name: value[1:2] for name, value in long.labels.items()},
+    )  # fmt: skip
+    together, first, second = (
+        edge_attribution(model, one, metric, steps=2, confidence=None).edges
+        for one in (padded, short, other)
+    )
+    for edge, one, another in zip(together, first, second, strict=True):
+        assert edge.effect == pytest.approx((one.effect + another.effect) / 2, abs=1e-5)
+
+
+def test_half_precision_and_compiled_models():
+    model, prompts = made("llama"), pairs()
+    exact = edge_attribution(model, prompts, logit_difference(), confidence=None)
+    compiled = edge_attribution(torch.compile(model), prompts, logit_difference(), confidence=None)
+    assert compiled.edges == exact.edges
+    half = model.to(torch.bfloat16)
+    found = edge_attribution(half, prompts, logit_difference(), confidence=None)
+    values = [torch.tensor([edge.effect for edge in one.edges]) for one in (exact, found)]
+    assert torch.corrcoef(torch.stack(values))[0, 1] > 0.98
+    edge_patching(half, prompts, logit_difference(), ["m0->logits"])
+    minimality(half, prompts, logit_difference(), found.pruned(greedy=9))
+
+
+def test_gpt2_small_has_as_many_edges_as_in_the_literature():
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    graph = decoder(model)
+    assert graph.size == 32_491
+    assert len(graph.sources) == 1 + 12 * 13
+
+
+# ---- models that have no such graph -------------------------------------------------------------
+
+
+class Swapped(transformers.GPT2LMHeadModel):
+    """Its layout says that the norms are swapped."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("bert", {"num_hidden_layers": 1}, "norm the sum of the residual stream"),
+        ("gemma2", {**_LLAMA}, "norm what attention and MLP return"),
+        ("opt", {**CONFIGS["opt"], "do_layer_norm_before": False}, "do_layer_norm_before"),
+        ("phi", {**_LLAMA}, "say it with register_decoder"),
+    ],
+)
+def test_models_without_a_sum_are_refused(kind, changes, message):
+    model = made(kind, **changes)
+    with pytest.raises(UnsupportedError, match=message):
+        edge_attribution(model, pairs(), logit_difference())
+
+
+def test_a_layout_that_is_wrong_is_refused():
+    swapped = Swapped(transformers.GPT2Config(**CONFIGS["gpt2"])).eval()
+    register_decoder(
+        Swapped, DecoderLayout("transformer.h", "attn", "ln_2", "mlp", "ln_1", "transformer.ln_f")
+    )
+    with pytest.raises(UnsupportedError, match=r"'transformer.h.0.ln_2' receives something else"):
+        edge_attribution(swapped, pairs(), logit_difference())
+    register_decoder(
+        Swapped, DecoderLayout("transformer.h", "attn", "ln", "mlp", "ln_2", "transformer.ln_f")
+    )
+    with pytest.raises(UnsupportedError, match="Swapped is not as its layout says"):
+        edge_attribution(swapped, pairs(), logit_difference())
+
+
+def test_projections_without_weights_are_refused():
+    model = made("llama")
+    model.model.layers[1].self_attn.o_proj = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(UnsupportedError, match="'model.layers.1.self_attn.o_proj' is a Sequential"):
+        run_circuit(model, pairs(), logit_difference(), decoder(made("llama")).graph())
