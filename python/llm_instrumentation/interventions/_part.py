@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.arguments import Given, Text
 from ..errors import InvalidArgumentError
-from .sites import Spot
+from ._spots import Spot
 
 __all__ = ["Part"]
 

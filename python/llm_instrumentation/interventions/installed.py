@@ -18,8 +18,8 @@ from ..core.own_hook import OwnHook
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._forwards import Forwards
+from ._spots import Spot, resolve
 from .edits import Call, Edit
-from .sites import Spot, resolve
 
 __all__ = ["Applied", "UnusedEditError", "intervene"]
 
@@ -201,7 +201,7 @@ def _dropout(module: nn.Module) -> str | None:
     if isinstance(module, _DropoutNd):
         attributes["p"] = module.p
     for name, value in attributes.items():
-        if isinstance(value, (int, float)) and value > 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return f"{name} = {value}"
     return None
 
