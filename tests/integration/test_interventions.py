@@ -221,6 +221,17 @@ def test_the_mean_leaves_padding_out(minilm):
     assert torch.equal(over[:, 2:], before[:, 2:])
 
 
+def test_the_mean_of_a_decoder_knows_its_own_mask(build, ids):
+    model = build("t5")
+    mask = torch.ones_like(ids)
+    mask[1, 3:] = 0
+    given = {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": mask}
+    for layer, kept in ("decoder.block.0", mask >= 0), ("encoder.block.0", mask > 0):
+        before = output_of(model, layer, given)
+        after = output_of(model, layer, given, mean(layer))
+        assert torch.allclose(after, before[kept].mean(0).expand_as(before), atol=1e-6), layer
+
+
 def test_the_mean_of_other_values(llama, ids, tmp_path):
     other = torch.randn(4, 9, 32)
     assert torch.allclose(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from ..core.calls import encoder_of
 from ..core.outputs import split_name
 from ..core.selection import has_forward, original_name
 from ..core.sink import INPUT
@@ -31,6 +32,7 @@ class Spot:
         side: its output or input.
         columns: the columns of the head in the last dimension; None: all.
         width: the width that the last dimension must have; None: any.
+        in_encoder: the module is in the encoder of an encoder-decoder model.
     """
 
     site: Site
@@ -40,6 +42,7 @@ class Spot:
     side: Side
     columns: slice | None
     width: int | None
+    in_encoder: bool
 
     def captured(self, path: str) -> str:
         """The name of the whole tensor in captures, if it is at this path."""
@@ -59,6 +62,8 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
         # torch.compile's module calls the original one, which has the same name and the hooks.
         modules[name] = module
     first = {id(module): name for name, module in reversed(modules.items())}
+    encoder = encoder_of(getattr(model, "_orig_mod", model))
+    encoding = set() if encoder is None else set(encoder.modules())
     heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
 
     def spot(site: Site) -> Spot:
@@ -83,7 +88,8 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
             raise UnsupportedError(
                 f"{layer!r} is TorchScript, which runs no hooks: use the original module"
             )
-        return Spot(site, module, first[id(module)], path, side, columns, width)
+        inside = module in encoding
+        return Spot(site, module, first[id(module)], path, side, columns, width, inside)
 
     return [spot(site) for site in sites]
 
