@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,9 @@ from ._graph_parts import INPUTS, Edge, EdgeInput, Node
 if TYPE_CHECKING:
     from .causal_graph import CausalGraph
 
-__all__ = ["MOST_EDGES", "Drawing", "DrawnEdge", "DrawnNode", "draw", "label"]
+__all__ = [
+    "HEIGHT", "LETTERS", "MOST_EDGES", "Drawing", "DrawnEdge", "DrawnNode", "draw", "label",
+]  # fmt: skip
 
 #: More edges than these cannot be told apart.
 MOST_EDGES = 300
@@ -107,27 +110,24 @@ def draw(graph: CausalGraph) -> Drawing:
 
 def _rows(graph: CausalGraph) -> dict[str, int]:
     """The row of each node, from 0 at the bottom."""
-    named = {node.id: _named_row(node) for node in graph.nodes}
-    if all(place is not None for place in named.values()) and all(
-        named[edge.source] < named[edge.target]  # type: ignore[operator]
-        for edge in graph.edges
+    named = {node.id: _named_row(node) for node in graph.nodes if node.kind != "module"}
+    if len(named) == len(graph.nodes) and all(
+        named[edge.source] < named[edge.target] for edge in graph.edges
     ):
-        places = sorted(set(named.values()))  # type: ignore[type-var]
+        places = sorted(set(named.values()))
         return {name: places.index(place) for name, place in named.items()}
     # The names do not tell the order: the row is the number of nodes on the longest path to it.
-    deep = dict.fromkeys(named, 0)
+    deep = {node.id: 0 for node in graph.nodes}
     for edge in graph.edges:  # sorted by the order of execution of their sources
         deep[edge.target] = max(deep[edge.target], deep[edge.source] + 1)
     top = max(deep.values())
     return {node.id: top if node.kind == "logits" else deep[node.id] for node in graph.nodes}
 
 
-def _named_row(node: Node) -> tuple[float, int] | None:
-    if node.kind == "input":
-        return -1.0, 0
-    if node.kind == "logits":
-        return float("inf"), 0
-    return None if node.kind == "module" else (float(node.layer or 0), int(node.kind == "mlp"))
+def _named_row(node: Node) -> tuple[float, int]:
+    """The layer, and the part of the layer."""
+    ends = {"input": -1.0, "logits": math.inf}
+    return ends.get(node.kind, float(node.layer or 0)), int(node.kind == "mlp")
 
 
 # ---- places ---------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def from_graphml(text: bytes) -> dict[str, Any]:
     """
     try:
         made = nx.read_graphml(io.BytesIO(text), edge_key_type=str, force_multigraph=True)
-    except (ParseError, nx.NetworkXError) as error:
+    except (KeyError, ParseError, nx.NetworkXError) as error:
         raise ValueError(f"it is no GraphML: {error}") from error
     for name in _AS_JSON:
         if isinstance(made.graph.get(name), str):

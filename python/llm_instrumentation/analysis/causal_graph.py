@@ -173,7 +173,8 @@ class CausalGraph:
         to an output. A graph without edges keeps all chosen nodes.
 
         Args:
-            threshold, top_k: as for `pruned`, of nodes.
+            threshold: choose the nodes whose absolute effect is at least this.
+            top_k: choose this many nodes, the largest ones.
 
         Raises:
             InvalidArgumentError: (a ValueError) a node that is no input and no output has no
