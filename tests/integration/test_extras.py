@@ -23,9 +23,9 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "sae_lens", "safetensors", "starlette", "transformers", "uvicorn",
-            "yaml",
+            "cycler", "datasets", "matplotlib", "memray", "networkx", "pandas", "plotly", "psutil",
+            "pydantic", "pydantic_core", "sae_lens", "safetensors", "scipy", "starlette",
+            "transformers", "uvicorn", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -92,6 +92,14 @@ rows = {
 trace = pa.table({name: pa.array(rows[name]).cast(ARROW_SCHEMA.field(name).type) for name in rows})
 """
 
+GRAPH = """
+from llm_instrumentation.analysis.causal_graph import CausalGraph, Edge, Node, edge_auroc
+from llm_instrumentation.analysis.causal_graph import load_graph, save_graph
+
+edges = [Edge("input", "m0", effect=0.5), Edge("m0", "logits", effect=1.5)]
+graph = CausalGraph([Node("input"), Node("m0"), Node("logits")], edges)
+"""
+
 FEATURES = {
     "a view's table": (
         "report",
@@ -127,6 +135,12 @@ FEATURES = {
         "from llm_instrumentation.analysis.sparse_autoencoder import architectures\n"
         "architectures()",
     ),
+    "a graph of networkx": ("circuits", "networkx", GRAPH + "graph.to_networkx()"),
+    "GraphML": ("circuits", "networkx", GRAPH + "save_graph(graph, 'a.graphml')"),
+    "scores of edges": ("circuits", "scipy", GRAPH + "edge_auroc(graph, graph)"),
+    "tables of a graph": ("report", "pandas", GRAPH + "graph.to_pandas()"),
+    "a figure of a graph": ("report", "matplotlib", GRAPH + "graph.plot()"),
+    "a page of a graph": ("report", "pandas", GRAPH + "save_graph(graph, 'a.html')"),
     "a page of a capture": (
         "report",
         "pandas",
@@ -201,6 +215,16 @@ for kind in ("npy", "parquet"):
 assert np.array_equal(np.load("npy/0.npy"), expected.numpy())
 """
     run(EXPORT + program, tmp_path)
+
+
+def test_a_graph_is_pruned_and_stored_without_extras(tmp_path):
+    program = """
+save_graph(graph.pruned(top_k=2), "a.json")
+assert load_graph("a.json") == graph
+save_graph(graph, "a.dot")
+assert "3 nodes" in graph._repr_html_()
+"""
+    run(GRAPH + program, tmp_path)
 
 
 def test_a_trace_is_labelled_and_analysed_as_arrow_tables(tmp_path):

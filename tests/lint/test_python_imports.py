@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {
+    "circuits": {"networkx", "scipy"},
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
@@ -107,7 +108,7 @@ def without_extra(module: str, source: str) -> list[str]:
             used = re.match(r"extra\('(\w+)', ", ast.unparse(node.items[0].context_expr))
             surrounded |= dict.fromkeys(node.body, EXTRAS[used[1]] if used else set())
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            surrounded |= dict.fromkeys(node.body, EXTRAS["mrm"])
+            surrounded |= dict.fromkeys(node.body, set().union(*EXTRAS.values()))
     found = []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -264,7 +264,8 @@ def analyze_circuits(
 ) -> pd.DataFrame:
     """Finds pairs of layers whose metric is correlated over the tokens.
 
-    A correlation does not show that one layer influences the other.
+    A correlation does not show that one layer influences the other. `analysis.causal_graph` holds
+    effects, which interventions measure.
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`, with tokens.
