@@ -53,7 +53,9 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
     [
         ("dataset", "zstd "),
         ("dataset_peers", "safetensors "),
+        ("intervals", "normal "),
         ("report", "report, 1,000 layers "),
+        ("similarity", "3 "),
         ("sparse_autoencoder", "ours "),
     ],
 )
