@@ -141,6 +141,18 @@ FEATURES = {
     "tables of a graph": ("report", "pandas", GRAPH + "graph.to_pandas()"),
     "a figure of a graph": ("report", "matplotlib", GRAPH + "graph.plot()"),
     "a page of a graph": ("report", "pandas", GRAPH + "save_graph(graph, 'a.html')"),
+    "a permutation test": (
+        "circuits",
+        "scipy",
+        "from llm_instrumentation.analysis.significance import permutation_test\n"
+        "permutation_test([1.0, 2.0])",
+    ),
+    "an adjustment": (
+        "circuits",
+        "scipy",
+        "from llm_instrumentation.analysis.significance import adjusted\n"
+        "adjusted([0.1, 0.2], 'fdr_bh')",
+    ),
     "a page of a capture": (
         "report",
         "pandas",

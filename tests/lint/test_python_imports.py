@@ -48,6 +48,7 @@ HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder",
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
     *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
     *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "memory", "mrm.collector"),
 }

@@ -1,8 +1,9 @@
-"""Draws one number or several for each layer, a layer in each row."""
+"""Draws numbers of each layer, or of each pair of layers; a layer is a row."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from .compare import CaptureComparison
+    from .similarity import LayerSimilarity
     from .views import LayerStatistics, MassiveActivations
 
-__all__ = ["draw_drift", "draw_outliers", "draw_ranges"]
+__all__ = ["draw_drift", "draw_outliers", "draw_ranges", "draw_similarity", "similarity_size"]
 
 _BAND = "#9fc6e0"
+_CELL_IN = 0.3  # of a square, in inches
+_WRITTEN = 16  # a matrix with more rows or columns than this has no numbers in its cells
 
 
 def _rows(ax: Axes, layers: Sequence[str]) -> np.ndarray[Any, Any]:
@@ -143,3 +147,31 @@ def draw_ranges(ax: Axes, found: Sequence[LayerStatistics]) -> None:
     odd = sum(one.nan + one.inf for one in found)
     left_out = f", without {odd:,} that are NaN or infinite" if odd else ""
     _canvas.title(ax, f"Values of each layer{left_out}", legend=True)
+
+
+def similarity_size(found: LayerSimilarity) -> tuple[float, float]:
+    """Inches of a figure of `draw_similarity`."""
+    sides = []
+    for layers, least in ((found.other_layers, 2.4), (found.layers, 1.2)):
+        labels, _ = _canvas.layer_labels(layers)
+        names = 0.2 + 0.06 * max(map(len, labels))
+        sides.append((names, min(max(len(layers) * _CELL_IN, least), 9)))
+    (names_x, width), (names_y, height) = sides
+    return names_y + width + 1.3, names_x + height + 1.0
+
+
+def draw_similarity(ax: Axes, found: LayerSimilarity) -> None:
+    """Draws a matrix of layers, as `plots.plot_similarity` describes."""
+    values = found.values
+    low = min(0.0, float(values.min()))
+    _canvas.heat_map(ax, values, _canvas.SHARES, "CKA", limits=(low, 1.0))
+    if max(values.shape) <= _WRITTEN:
+        rounded = values.round(2) + 0.0  # not -0.00
+        texts = [[f"{value:.2f}" for value in of_layer] for of_layer in rounded]
+        _canvas.write_cells(ax, texts, (values - low) / (1 - low) > 0.65)
+    _canvas.layers_on_y(ax, found.layers)
+    _canvas.layers_on_x(ax, found.other_layers)
+    if found.a != found.b:
+        for name, label in ((found.a, ax.yaxis.label), (found.b, ax.xaxis.label)):
+            label.set_text(f"{label.get_text()} of {os.path.basename(name)}")
+    _canvas.title(ax, "Similarity of layers", found.title)

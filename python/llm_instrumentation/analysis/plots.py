@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from .similarity import LayerSimilarity
+
 __all__ = [
     "plot_attention",
     "plot_attention_heads",
@@ -36,6 +38,7 @@ __all__ = [
     "plot_layer_statistics",
     "plot_logit_lens",
     "plot_massive_activations",
+    "plot_similarity",
     "plot_token_errors",
     "plot_token_norms",
     "save_figure",
@@ -226,6 +229,21 @@ def plot_layer_statistics(
     found = layer_statistics(capture, layers, steps=steps)
     with _canvas.canvas(ax, _canvas.sized([one.name for one in found])) as axes:
         _layer_figures.draw_ranges(axes, found)
+        return axes
+
+
+def plot_similarity(similarity: LayerSimilarity, ax: Axes | None = None) -> Axes:
+    """Draws the CKA of each layer, a row, with each other one, a column.
+
+    Args:
+        similarity: of `cka`.
+        ax: as for `plot_attention`.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed; the extra "report" brings it.
+    """
+    with _canvas.canvas(ax, _layer_figures.similarity_size(similarity)) as axes:
+        _layer_figures.draw_similarity(axes, similarity)
         return axes
 
 

@@ -14,7 +14,7 @@ from .console import print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
 from .program import CommandError
 
-__all__ = ["compare", "renamed_layers"]
+__all__ = ["check_figure", "compare", "renamed_layers"]
 
 _TOLD = 20  # at most so many layers that only one capture has are listed
 _HEADS = (
@@ -39,7 +39,7 @@ def compare(
     wanted = selector("--steps", steps)
     for option, path in (("--figure", figure), ("--heat-map", heat_map)):
         if path is not None:
-            _check_figure(option, path)
+            check_figure(option, path)
     with open_capture(a) as reader_a, open_capture(b) as reader_b:
         try:
             with progress("comparing") as bar:
@@ -81,7 +81,7 @@ def _renamed(given: str) -> tuple[str, str]:
     return pattern, name
 
 
-def _check_figure(option: str, path: Path) -> None:
+def check_figure(option: str, path: Path) -> None:
     """Refuses a path that cannot become a figure, before the work begins."""
     from .._pages.drawing import FORMATS
 

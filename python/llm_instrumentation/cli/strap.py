@@ -150,6 +150,47 @@ def compare(
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def similarity(
+    stream: _Stream,
+    layers: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names; * and ? match (default: the blocks).", metavar="LAYER"),
+    ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Option("--other", help="A capture of the same tokens to compare with."),
+    ] = None,
+    other_layers: Annotated[
+        list[str] | None,
+        typer.Option("--other-layer", help="A name in it; again for more (default: as LAYER)."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", help="So many tokens, spread evenly (default: all).")
+    ] = None,
+    biased: Annotated[
+        bool, typer.Option("--biased", help="The biased estimate of older papers.")
+    ] = False,
+    without_tokens: Annotated[
+        str | None, typer.Option("--without-tokens", help="Ids to leave out, as 101,102.")
+    ] = None,
+    without_calls: Annotated[
+        bool, typer.Option("--without-calls", help="Each vector is a row, token or not.")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the matrix to a PNG, PDF or SVG file.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Compare the layers of a capture with each other, or with those of another, by linear CKA."""
+    from .similarity import similarity as run
+
+    run(
+        stream, layers, other, other_layers, rows, not biased, without_tokens, without_calls,
+        figure, as_json,
+    )  # fmt: skip
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def report(
     stream: _Stream,
     out: Annotated[
