@@ -32,8 +32,8 @@ INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
         "arguments", "caches", "calls", "calls_file", "components", "eager", "gradients",
-        "module_hooks", "monitor", "narrowing", "progress_line", "ranks", "recorder", "sequences",
-        "silent", "sink", "steps", "tensors",
+        "module_hooks", "monitor", "narrowing", "own_hook", "progress_line", "ranks", "recorder",
+        "sequences", "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

@@ -534,7 +534,7 @@ def test_hooks_and_modes_are_as_before_after_an_error(sae):
         ("pair[2]", "returns no tensor at this place but tuple"),
         ("named['none']", "returns no tensor at this place but dict"),
         ("embed[0]", "returns no tensor at this place but Tensor"),
-        ("pair[x]", "give a name as h.0"),
+        ("pair[x]", "returns no tensor at this place but tuple"),
         ("unused", "'unused' did not run"),
     ],
 )

@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "analysis": {"_native", "_pages", "core"},
+    "interventions": {"analysis", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
     "serve": {"_native", "_pages", "analysis"},
@@ -32,8 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"_native", "_pages", "analysis", "probes", "report", "serve", "timeline"},
     "cli.trace": {"_pages", "mrm"},
 }
-# The packages of a plain installation, and those that each extra adds.
-INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
+# The packages of a plain installation, and those that each extra adds. torch and typer bring
+# typing_extensions.
+INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer", "typing_extensions"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {
     "circuits": {"networkx", "scipy"},
@@ -50,7 +52,8 @@ TORCH = {
     *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
     "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
-    *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "memory", "mrm.collector"),
+    *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "interventions", "memory"),
+    "mrm.collector",
 }
 
 
@@ -147,6 +150,7 @@ def test_imports_keep_to_the_table():
         ("core.recorder", "def f():\n    from .. import probes", "probes"),
         ("analysis.reader", "from ..core.recorder import Recorder", "core.recorder"),
         ("analysis.reader", "from ..core import recorder", "core.recorder"),
+        ("analysis.reader", "from ..interventions.sites import Site", "interventions"),
         ("analysis.reader", "try:\n    import torch.nn\nexcept ImportError: ...", "torch"),
         ("_native.library", "import llm_instrumentation.core.config", "core"),
         ("probes.report", "from ..mrm.schema import RegionType", "mrm"),

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from .hooks import library
 
-__all__ = ["NativeForm", "Operators", "Site"]
+__all__ = ["NativeForm", "OperatorSite", "Operators"]
 
 # The same numbers as in trace.c.
 BLOCK_ROWS = 1 << 13  # rows of a block, which fits into a core's cache
@@ -24,7 +24,7 @@ class NativeForm(IntEnum):
     """How C runs an operator: enum form of trace.c."""
 
     VIEW = 0  # it moves no data
-    MOVES = 1  # it reads and writes the tensors at the positions of its Site
+    MOVES = 1  # it reads and writes the tensors at the positions of its site
     MOVES_IF_CONTIGUOUS = 2  # as MOVES if its first argument is contiguous, else in Python
     MOVES_IF_COPIED = 3  # as MOVES unless its result is a view of its first argument
     IN_PYTHON = 4  # Python runs and records it
@@ -33,7 +33,7 @@ class NativeForm(IntEnum):
 _Positions = ctypes.c_int32 * _MOST_POSITIONS
 
 
-class Site(ctypes.Structure):
+class OperatorSite(ctypes.Structure):
     """struct site of trace.c: how to run one operator."""
 
     _fields_ = [
@@ -87,7 +87,7 @@ class _Tracer(ctypes.Structure):
         ("full", ctypes.py_object),
         ("samples", ctypes.c_int64),
         ("sampling", ctypes.c_int64),
-        ("sites", ctypes.POINTER(Site) * _SLOTS),
+        ("sites", ctypes.POINTER(OperatorSite) * _SLOTS),
         ("next", ctypes.c_void_p),
         ("mode", ctypes.c_void_p),
         ("thread", ctypes.c_void_p),
@@ -151,7 +151,7 @@ class Operators:
         if found is None:
             raise UnsupportedError("this interpreter records no operators in C")
         self._library = found
-        self._sites: list[Site] = []  # kept alive, because C holds their addresses
+        self._sites: list[OperatorSite] = []  # kept alive, because C holds their addresses
 
         def full(block: int, rows: int) -> None:
             take(memoryview(self._shared.rows[block]).cast("B")[: rows * _ROW_BYTES])
@@ -239,7 +239,7 @@ class Operators:
         if form is NativeForm.IN_PYTHON:
             reads = writes = results = ()
         load, store = codes
-        site = Site(
+        site = OperatorSite(
             func, op, run, load, store, form, len(reads), len(writes), len(results),
             _Positions(*reads), _Positions(*writes), _Positions(*results), several,
         )  # fmt: skip

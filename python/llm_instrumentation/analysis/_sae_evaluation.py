@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from ..core.outputs import replace_tensor, split_name
+from ..core.selection import original_name
 from ..errors import InvalidArgumentError
 from ._sae_training import check_layer, rows_of
 from .dataset import ActivationDataset
@@ -185,66 +186,26 @@ def spliced(
     Raises:
         InvalidArgumentError: there is no such module, or no tensor at this place.
     """
-    name, place = _parsed(module)
-    try:
-        found = model.get_submodule(name)
-    except AttributeError:
-        names = [known for known, _ in model.named_modules()]
-        near = difflib.get_close_matches(name, names, 3, 0.3)
+    named = model.named_modules(remove_duplicate=False)
+    modules = {original_name(name): part for name, part in named}
+    if (split := split_name(module, modules)) is None:
+        near = difflib.get_close_matches(module, modules, 3, 0.3)
         raise InvalidArgumentError(
-            f"the model has no module {name!r}: choose one of named_modules(), as "
-            f"{', '.join(map(repr, near or names[:3]))}"
-        ) from None
+            f"the model has no module {module!r}: choose one of named_modules(), as "
+            f"{', '.join(map(repr, near or list(modules)[:3]))}"
+        )
+    name, path = split
     calls = [0]
 
     def hook(_: torch.nn.Module, __: Any, output: Any) -> Any:
         calls[0] += 1
-        return _replaced(output, place, replace, module)
+        return replace_tensor(output, path, lambda _, tensor: replace(tensor), of=name)
 
-    handle = found.register_forward_hook(hook)
+    handle = modules[name].register_forward_hook(hook)
     try:
         yield calls
     finally:
         handle.remove()
-
-
-def _parsed(module: str) -> tuple[str, int | str | None]:
-    """The name of a module, and the place of a tensor in what it returns."""
-    parts = re.fullmatch(r"(.*?)(?:\[(?:(\d+)|'([^']*)')\])?", module, re.DOTALL)
-    if parts is None or "[" in parts[1]:
-        raise InvalidArgumentError(f"module {module!r}: give a name as h.0, h.0[1] or h.0['key']")
-    name, number, key = parts.groups()
-    return name, int(number) if number is not None else key
-
-
-def _replaced(
-    output: Any,
-    place: int | str | None,
-    replace: Callable[[torch.Tensor], torch.Tensor],
-    module: str,
-) -> Any:
-    """The output of a module with one tensor replaced."""
-    if isinstance(output, torch.Tensor) and place is None:
-        return replace(output)
-    if isinstance(output, Mapping):
-        key = next(iter(output)) if place is None else place
-        if isinstance(key, int):
-            key = list(output)[key] if key < len(output) else key
-        if isinstance(output.get(key), torch.Tensor):
-            changed = dict(output) | {key: replace(output[key])}
-            return changed if type(output) is dict else type(output)(**changed)
-    elif isinstance(output, (tuple, list)):
-        number = 0 if place is None else place
-        if isinstance(number, int) and number < len(output):
-            values = list(output)
-            if isinstance(values[number], torch.Tensor):
-                values[number] = replace(values[number])
-                plain = type(output) in (tuple, list)
-                return type(output)(values) if plain else type(output)(*values)
-    raise InvalidArgumentError(
-        f"{module!r} returns no tensor at this place but {type(output).__name__}: name a place as "
-        "h.0[1]"
-    )
 
 
 @torch.no_grad()

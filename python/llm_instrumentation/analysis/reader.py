@@ -537,6 +537,11 @@ class ActivationView(Sequence["Activation"]):
 
         return view_html(self)
 
+    def named(self, name: str) -> ActivationView:
+        """The activations of a layer; an empty view if there are none."""
+        rows = self._snapshot.catalogue.rows_by_name.get(name, np.empty(0, np.int64))
+        return ActivationView(self._snapshot, self._rows[np.isin(self._rows, rows)])
+
     def _column(self, column: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = self._snapshot.catalogue.numbers(column)[self._rows]
         return values

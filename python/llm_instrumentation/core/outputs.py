@@ -1,16 +1,19 @@
-"""Finds the tensors in a module's output, and names each by its place."""
+"""Finds the tensors in a module's output, names each by its place, and replaces one."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["walk_output"]
+from ..errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["replace_tensor", "split_name", "walk_output"]
 
 _MAX_DEPTH = 64
 _CACHE_KEYS = frozenset({"past_key_values", "past_key_value", "cache_params"})
@@ -221,3 +224,118 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     else:
         held = [item for _, item in _attributes(value)]
     return any(_holds_tensor(item, depth - 1) for item in held)
+
+
+# ---- one tensor by its name -------------------------------------------------------------------
+
+
+def split_name(name: str, modules: Container[str]) -> tuple[str, str] | None:
+    """Splits the name of a tensor, "h.0[1]", into the name of its module and its path.
+
+    Args:
+        name: a name as in captures.
+        modules: the names of the model's modules. A name of a module may contain brackets.
+
+    Returns:
+        module and path; None: there is no such module.
+    """
+    ends = [len(name), *(i for i in reversed(range(len(name))) if name[i] == "[")]
+    return next(((name[:end], name[end:]) for end in ends if name[:end] in modules), None)
+
+
+def replace_tensor(
+    output: Any,
+    path: str,
+    change: Callable[[str, Tensor], Tensor],
+    *,
+    of: str,
+    verb: str = "returns",
+) -> Any:
+    """A copy of a module's output in which one tensor is replaced.
+
+    The containers that lead to the tensor are copied, with their types. All else is shared.
+
+    Args:
+        output: as for `walk_output`.
+        path: where the tensor is, as `walk_output` names it. "" is also the first value of a
+            mapping, `[1]` also its second one, and `['field']` also a field of a dataclass.
+        change: receives the path that `walk_output` gives the tensor, and the tensor. If it returns
+            the same tensor, the result is `output`.
+        of: the name of the module, for messages.
+        verb: what the module does with `output`, for messages.
+
+    Raises:
+        InvalidArgumentError: there is no tensor at this place; the message lists the places.
+        UnsupportedError: the tensor is in a key-value cache.
+    """
+    wanted = path
+    if not path and not isinstance(output, Tensor):
+        wanted = next((names[0] for _, names, _ in _children(output)), path)
+    first = "[0]" if isinstance(output, (tuple, list)) else None
+
+    def named(found: str, tensor: Tensor) -> Tensor:
+        return change("" if found == first else found, tensor)
+
+    try:
+        return _replaced(output, "", wanted, named)
+    except _NoTensorError:
+        places = [found for found, _ in walk_output(output, kv_cache=False)]
+        has = f"tensors at {', '.join(repr(of + at) for at in places[:8])}" if places else "none"
+        raise InvalidArgumentError(
+            f"{of + path!r}: {of!r} {verb} no tensor at this place but "
+            f"{type(output).__name__}, which has {has}"
+        ) from None
+
+
+class _NoTensorError(Exception):
+    pass
+
+
+def _replaced(value: Any, at: str, rest: str, change: Callable[[str, Tensor], Tensor]) -> Any:
+    """`value` with the tensor at the path `rest` replaced; `at` is the path to `value`."""
+    if not rest and isinstance(value, Tensor):
+        return change(at, value)
+    if _kind(type(value)) is _Walk.cache:
+        raise UnsupportedError(
+            f"{at + rest!r} is in a key-value cache, which modules change in place: edit what the "
+            "key and value projections return"
+        )
+    for key, names, child in _children(value):
+        for name in names:
+            if rest.startswith(name) and rest[len(name) : len(name) + 1] in ("", "[", "."):
+                new = _replaced(child, at + names[0], rest[len(name) :], change)
+                return value if new is child else _with(value, key, new)
+    raise _NoTensorError
+
+
+def _children(value: Any) -> Iterator[tuple[Any, list[str], Any]]:
+    """The values in a container: the key of each, the names that lead to it, and itself."""
+    kind = _kind(type(value))
+    if kind is _Walk.sequence:
+        for i, child in enumerate(value):
+            yield i, [f"[{i}]"], child
+    elif kind is _Walk.mapping:
+        own = {f"[{_key(key, position)}]" for position, key in enumerate(value)}
+        for position, (key, child) in enumerate(value.items()):
+            names = [f"[{_key(key, position)}]", f"[{position}]"]
+            yield key, names if names[1] not in own else names[:1], child
+    elif kind is _Walk.dataclass:
+        for field in dataclasses.fields(value):
+            names = [f".{field.name}", f"[{field.name!r}]"]
+            yield field.name, names, getattr(value, field.name, None)
+
+
+def _with(container: Any, key: Any, new: Any) -> Any:
+    """A copy of a container with one other value."""
+    if isinstance(container, tuple):
+        values = [*container[:key], new, *container[key + 1 :]]
+        make = getattr(type(container), "_make", type(container))  # _make: of a named tuple
+        return make(values)
+    if isinstance(container, Mapping) and not isinstance(container, MutableMapping):
+        return type(container)({**container, key: new})  # type: ignore[call-arg]
+    changed: Any = copy.copy(container)
+    if isinstance(container, (list, MutableMapping)):
+        changed[key] = new
+    else:
+        object.__setattr__(changed, key, new)  # a dataclass may be frozen
+    return changed

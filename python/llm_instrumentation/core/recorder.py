@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -36,6 +35,7 @@ from .eager import run_eagerly
 from .gradients import Gradients
 from .module_hooks import ModuleHooks
 from .monitor import Monitor
+from .own_hook import OwnHook
 from .ranks import this_rank
 from .scope import current_request
 from .selection import has_forward, original_name, select_modules
@@ -71,16 +71,6 @@ def model_label(model: Any) -> str:
     model = getattr(model, "_orig_mod", model)
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     return str(model_type) if model_type else type(model).__name__.lower()
-
-
-class _Hook(functools.partial[Any]):
-    """A forward hook. Copies of its module, in memory or in a file, get one that does nothing."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return contextlib.nullcontext().__exit__
 
 
 class Probes(Protocol):
@@ -297,7 +287,7 @@ class Recorder:
                     ModuleTensors(self._sink, label, name), index, self._ran, self._unwalked,
                 )  # fmt: skip
                 index += 1
-                self._handles += hooks.attach(module, _Hook)
+                self._handles += hooks.attach(module, OwnHook)
         # Hooks that end a step are registered last, so a step includes the outputs of its entry.
         for entry in filter(has_forward, entries):
             self._ends(entry)
@@ -341,13 +331,13 @@ class Recorder:
 
     def _begins(self, entry: nn.Module) -> None:
         self._entries.add(entry)
-        hook = _Hook(self._steps.enter)
+        hook = OwnHook(self._steps.enter)
         self._handles.append(
             nn.Module.register_forward_pre_hook(entry, hook, prepend=True, with_kwargs=True)
         )
 
     def _ends(self, entry: nn.Module) -> None:
-        hook = _Hook(self._steps.leave)
+        hook = OwnHook(self._steps.leave)
         self._handles.append(nn.Module.register_forward_hook(entry, hook, always_call=True))
 
     def _watch(self, module: nn.Module) -> None:

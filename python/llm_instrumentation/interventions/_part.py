@@ -1,0 +1,208 @@
+"""The elements of a site in a tensor."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.arguments import Given, Text
+from ..errors import InvalidArgumentError
+from ._spots import Spot
+
+__all__ = ["Part"]
+
+
+class Part:
+    """The elements of a site in the tensors of one shape.
+
+    Args:
+        spot: the site.
+        shape: the shape of the tensors: [batch, tokens, ...], or [batch * tokens, ...] as modules
+            with experts have it.
+        given: what the model was given in this step; None: unknown.
+
+    Raises:
+        InvalidArgumentError: the shape has no such positions, sequences or head.
+    """
+
+    def __init__(self, spot: Spot, shape: torch.Size, given: Given | None) -> None:
+        self._spot = spot
+        self._given = given
+        self.shape = shape
+        self._index = self._make_index()
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """The elements in a tensor: [batch, tokens, width], or [tokens, width] of a mask."""
+        return tensor.reshape(self._view)[self._index] if self._index else tensor
+
+    def put(self, tensor: Tensor, values: Tensor) -> Tensor:
+        """A copy of a tensor with these elements, in memory laid out as the tensor is.
+
+        Kernels may round differently for another layout.
+        """
+        if not self._index:
+            return values if values.stride() == tensor.stride() else _copied(values, tensor)
+        changed = _copied(tensor, tensor).reshape(self._view)
+        changed[self._index] = values
+        return changed.reshape(self.shape)
+
+    def fit(self, values: Tensor, what: str) -> Tensor:
+        """The elements that belong to the site in a tensor that a caller gives.
+
+        Args:
+            values: a tensor of the whole shape, or of the shape of the part, or a vector that
+                stands for each row.
+            what: names it in messages.
+
+        Raises:
+            InvalidArgumentError: it has another shape.
+        """
+        if values.shape == self.shape:
+            return self.take(values)
+        if values.shape == self.part_shape:
+            return values
+        if values.dim() == 1 and self.part_shape:
+            if self._spot.columns is not None and len(values) == self.shape[-1]:
+                values = values[self._spot.columns]
+            if len(values) == self.part_shape[-1]:
+                return values.expand(self.part_shape)
+        part = "" if self.part_shape == self.shape else f", {list(self.part_shape)}"
+        vector = f" or [{self.part_shape[-1]}]" if self.part_shape else ""
+        raise InvalidArgumentError(
+            f"{self._spot.site}: {what} has the shape {list(values.shape)}; give "
+            f"{list(self.shape)}{part}{vector}"
+        )
+
+    @functools.cached_property
+    def part_shape(self) -> torch.Size:
+        """The shape of the elements."""
+        return self.take(torch.empty(self.shape, device="meta")).shape
+
+    def batch(self, tensor: Tensor) -> Tensor:
+        """A tensor as [batch, ...].
+
+        Raises:
+            InvalidArgumentError: the shape has no batch.
+        """
+        return tensor.reshape(self._batched(tokens=False, sequences=True))
+
+    def take_of_batch(self, tensor: Tensor) -> Tensor:
+        """As `take`, of what `batch` returned."""
+        return self.take(tensor.reshape(self.shape))
+
+    @functools.cached_property
+    def real_tokens(self) -> Tensor | None:
+        """Booleans [batch, tokens]: no padding. None: the model was given no mask."""
+        for text in self._texts:
+            rows, length = text.rows, text.length
+            if self.shape[:2] == (rows, length) or self.shape[:1] == (rows * length,):
+                return None if text.mask is None else text.mask[:, -length:] != 0
+        return None
+
+    @functools.cached_property
+    def _texts(self) -> list[Text]:
+        """What the model was given; first the text that the module has most likely."""
+        if self._given is None:
+            return []
+        texts = [self._given.decoder, self._given.text]
+        if self._spot.in_encoder:
+            texts.reverse()
+        return [text for text in texts if text is not None]
+
+    # ---- where --------------------------------------------------------------------------------
+
+    def _make_index(self) -> tuple[Any, ...]:
+        spot, site = self._spot, self._spot.site
+        self._view = self.shape
+        rows = tokens = None
+        if site.positions is not None or site.sequences is not None:
+            self._view = self._batched(
+                tokens=site.positions is not None, sequences=site.sequences is not None
+            )
+            rows = self._chosen("sequences", site.sequences, self._view[0])
+        index: tuple[Any, ...] = ()
+        if isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple):
+            index = self._masked(site.positions, rows)
+        elif site.positions is not None:
+            tokens = self._chosen("positions", site.positions, self._view[1])
+            index = (slice(None), tokens) if rows is None else (rows[:, None], tokens)
+        elif rows is not None:
+            index = (rows,)
+        if spot.width is not None and (not self.shape or self.shape[-1] != spot.width):
+            raise InvalidArgumentError(
+                f"{site}: the tensor has the shape {list(self.shape)}, and the heads of "
+                f"{spot.name!r} have {spot.width} columns: see register_heads"
+            )
+        return (*index, ..., spot.columns) if spot.columns is not None else index
+
+    def _batched(self, *, tokens: bool, sequences: bool) -> torch.Size:
+        """The shape as [batch, tokens, ...] or, without `tokens`, [batch, ...]."""
+        shape, least = self.shape, 3 if tokens else 2
+        if not self._texts and len(shape) >= least:
+            return shape
+        for text in self._texts:
+            batches = (text.rows,) if sequences else (text.rows, 1)
+            if len(shape) >= least and shape[0] in batches:
+                lengths = [one.length for one in self._texts]
+                if not tokens or len(shape) == 3 or shape[1] in lengths:
+                    return shape
+            if len(shape) >= 2 and shape[0] == text.rows * text.length:
+                return torch.Size((text.rows, text.length, *shape[1:]))
+        got = " and ".join(f"{text.rows} x {text.length} tokens" for text in self._texts)
+        raise InvalidArgumentError(
+            f"{self._spot.site}: the tensor has the shape {list(shape)}"
+            + (f", and the model was given {got}" if got else "")
+            + f": {'positions' if tokens else 'sequences'} need "
+            + ("[batch, tokens, ...]" if tokens else "[batch, ...]")
+        )
+
+    def _chosen(self, name: str, wanted: Any, length: int) -> Tensor | None:
+        """The indices of positions or sequences, sorted."""
+        if wanted is None:
+            return None
+        if isinstance(wanted, slice):
+            found = sorted(range(length)[wanted])
+        else:
+            for one in wanted:
+                if not -length <= one < length:
+                    raise InvalidArgumentError(
+                        f"{self._spot.site}: {name} = {one}, and this call has {length}"
+                        + (": use steps to choose the calls" if name == "positions" else "")
+                    )
+            found = sorted({one % length for one in wanted})
+        if not found:
+            raise InvalidArgumentError(
+                f"{self._spot.site}: {name} = {wanted} has none of the {length} of this call"
+            )
+        return torch.tensor(found)
+
+    def _masked(self, wanted: tuple[tuple[bool, ...], ...], rows: Tensor | None) -> tuple[Any, ...]:
+        mask = torch.tensor(wanted)
+        if mask.shape != self._view[:2]:
+            raise InvalidArgumentError(
+                f"{self._spot.site}: the mask has the shape {list(mask.shape)}, and this call has "
+                f"{list(self._view[:2])}: use steps to choose the calls"
+            )
+        if rows is not None:
+            kept = torch.zeros(len(mask), dtype=torch.bool)
+            kept[rows] = True
+            mask = mask & kept[:, None]
+        if not mask.any():
+            raise InvalidArgumentError(
+                f"{self._spot.site}: the mask has no token of these sequences"
+            )
+        return tuple(mask.nonzero(as_tuple=True))
+
+
+def _copied(values: Tensor, like: Tensor) -> Tensor:
+    """A copy of values, with the strides of a tensor if no two of its elements share memory."""
+    end = 1
+    for stride, size in sorted(zip(like.stride(), like.shape, strict=True)):
+        if size > 1 and stride < end:
+            return values.clone()
+        end = max(end, stride * size)
+    new = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return new.copy_(values)

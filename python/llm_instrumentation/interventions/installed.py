@@ -1,0 +1,224 @@
+"""Edits at work in a model, for the length of a block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.hooks import RemovableHandle
+
+from ..core.arguments import Given
+from ..core.eager import run_eagerly
+from ..core.outputs import replace_tensor
+from ..core.own_hook import OwnHook
+from ..core.scope import Scope, scoped
+from ..errors import InvalidArgumentError, StrapError, UnsupportedError
+from ._forwards import Forwards
+from ._spots import Spot, resolve
+from .edits import Call, Edit
+
+__all__ = ["Applied", "UnusedEditError", "intervene"]
+
+
+class UnusedEditError(StrapError, RuntimeError):
+    """An edit was not applied in its block, so the results are those of the unchanged model."""
+
+
+class Applied:
+    """What the edits of a block have done so far.
+
+    Attributes:
+        edits: the edits.
+        counts: for each edit, at how many calls of its module it was applied.
+        steps: the number of the model's forward calls in the block.
+    """
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self.edits = edits
+        self.counts = [0] * len(edits)
+        self.steps = 0
+
+    def __repr__(self) -> str:
+        says = ", ".join(f"{e} {n} times" for e, n in zip(self.edits, self.counts, strict=True))
+        return f"<Applied in {self.steps} steps: {says}>"
+
+
+@contextmanager
+def intervene(
+    model: nn.Module,
+    *edits: Edit,
+    unused: Literal["raise", "ignore"] = "raise",
+    scope: Scope = "thread",
+) -> Iterator[Applied]:
+    """Changes what modules of a model compute, inside the block.
+
+    Edits of one tensor are applied in the order given. Blocks may be nested: the edits of the inner
+    one see what those of the outer one have made. The model's tensors are not changed in place, and
+    gradients flow through the edits.
+
+    Args:
+        model: the model. Set it to evaluation mode. A compiled one runs eagerly in the block.
+        edits: what is changed.
+        unused: "raise" an error at the end of the block if an edit was not applied, or "ignore" it.
+        scope: whose calls of the model are changed: those of the "thread" or asyncio "task" that
+            opened the block, or of all threads of the "process".
+
+    Yields:
+        what the edits have done so far.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) there is no such layer or head; while the model runs:
+            an edit does not fit the tensor.
+        UnsupportedError: (a TypeError) dropout is active; the model is replicated, TorchScript, or
+            compiled by a torch that cannot run it eagerly; while the model runs: the module is
+            recomputed by gradient checkpointing, or the tensor is not dense.
+        UnusedEditError: at the end: an edit was not applied.
+        ValueError: `unused` or `scope` is unknown.
+    """
+    if unused not in ("raise", "ignore"):
+        raise InvalidArgumentError(f'unused = {unused!r}: give "raise" or "ignore"')
+    for edit in edits:
+        if not isinstance(edit, Edit):
+            raise InvalidArgumentError(
+                f"{edit!r} is no edit: give zero(...), replace(...) and so on"
+            )
+    _check_model(model)
+    spots = resolve(model, [edit.site for edit in edits])
+    with scoped(scope) as mine, run_eagerly([model], when="in the block of intervene"):
+        tensors: dict[tuple[int, str], list[int]] = {}
+        for number, spot in enumerate(spots):
+            tensors.setdefault((id(spot.module), spot.side), []).append(number)
+        applied = Applied(edits)
+        forwards = Forwards(model, len(tensors), mine, applied)
+        hooked = [
+            _Hooked(forwards, applied, counter, [(number, spots[number]) for number in numbers])
+            for counter, numbers in enumerate(tensors.values())
+        ]
+        with forwards.watched(hooked):
+            yield applied
+    if unused == "raise":
+        _check_used(applied, hooked)
+
+
+class _Hooked:
+    """The output or input of one module, and its edits.
+
+    Args:
+        forwards: the model's forward calls.
+        applied: counts the edits.
+        counter: the number of this object among all of the block; its counter in a step.
+        edits: the numbers of the edits, and where they are.
+    """
+
+    def __init__(
+        self, forwards: Forwards, applied: Applied, counter: int, edits: list[tuple[int, Spot]]
+    ) -> None:
+        self.edits = edits
+        self.ran = 0
+        self._forwards = forwards
+        self._applied = applied
+        self._counter = counter
+        self._kept: dict[int, dict[str, Any]] = {number: {} for number, _ in edits}
+        self._name = edits[0][1].name
+
+    def attach(self) -> RemovableHandle:
+        """Registers the hook."""
+        spot = self.edits[0][1]
+        if spot.side == "input":
+            hook = OwnHook(self._inputs)
+            return nn.Module.register_forward_pre_hook(spot.module, hook, with_kwargs=True)
+        return nn.Module.register_forward_hook(spot.module, OwnHook(self._output))
+
+    def _output(self, module: nn.Module, args: Any, output: Any) -> Any:
+        new = output
+        for path, change in self._due():
+            new = replace_tensor(new, path, change, of=self._name)
+        return None if new is output else new
+
+    def _inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given_args, given_kwargs = args, kwargs
+        for path, change in self._due():
+            in_args = args if not path else path[1:2].isdigit()
+            if in_args:
+                args = replace_tensor(args, path, change, of=self._name, verb="is called with")
+            else:
+                kwargs = replace_tensor(kwargs, path, change, of=self._name, verb="is called with")
+        if args is given_args and kwargs is given_kwargs:
+            return None
+        return args, kwargs
+
+    def _due(self) -> Iterator[tuple[str, Callable[[str, Tensor], Tensor]]]:
+        """The edits of the call that runs: the path of the tensor, and the change."""
+        here = self._forwards.here(self._name)
+        if here is None:
+            return
+        place, given = here
+        step, call = place.step, place.calls[self._counter]
+        place.calls[self._counter] += 1
+        self.ran += 1
+        for number, spot in self.edits:
+            if spot.site.includes(step, call):
+                yield spot.path, functools.partial(self._change, number, spot, given, step, call)
+
+    def _change(
+        self, number: int, spot: Spot, given: Given | None, step: int, call: int, path: str,
+        tensor: Tensor,
+    ) -> Tensor:  # fmt: skip
+        edit = self._applied.edits[number]
+        new = edit._apply(Call(spot, path, tensor, given, step, call, self._kept[number]))
+        self._applied.counts[number] += 1
+        return new
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuses models in which edits would not do what they say."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel):
+            raise UnsupportedError(
+                "the model is replicated by DataParallel, and replicas run beside each other: give "
+                "model.module, and call that"
+            )
+        if module.training and (chance := _dropout(module)):
+            raise UnsupportedError(
+                f"dropout is active: {chance} in {name!r} ({type(module).__name__}), so two runs "
+                "differ without any edit: call model.eval() first"
+            )
+
+
+def _dropout(module: nn.Module) -> str | None:
+    """The attribute of a module that makes it drop values in training mode; None: there is none."""
+    attributes = {k: v for k, v in vars(module).items() if "drop" in k.lower()}
+    if isinstance(module, _DropoutNd):
+        attributes["p"] = module.p
+    for name, value in attributes.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return f"{name} = {value}"
+    return None
+
+
+def _check_used(applied: Applied, hooked: list[_Hooked]) -> None:
+    for one in hooked:
+        for number, _ in one.edits:
+            if applied.counts[number]:
+                continue
+            if not applied.steps:
+                why = (
+                    "the model was not called in the block. Calls of other threads count with "
+                    'scope="process"'
+                )
+            elif not one.ran:
+                why = "its module did not run"
+            else:
+                why = (
+                    f"its module ran {one.ran} times in {applied.steps} steps, and not at the "
+                    "calls and steps of the site"
+                )
+            raise UnusedEditError(
+                f'{applied.edits[number]} was not applied: {why}. unused="ignore" allows that'
+            )
