@@ -55,8 +55,10 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
     [
         ("dataset", "zstd "),
         ("dataset_peers", "safetensors "),
+        ("intervals", "normal "),
         ("report", "report, 1,000 layers "),
         pytest.param("serve", "memory at its peak, MB ", marks=CHROMIUM),
+        ("similarity", "3 "),
         ("sparse_autoencoder", "ours "),
     ],
 )

@@ -679,7 +679,8 @@ def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):
             env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
         )  # fmt: skip
     examples = re.findall(
-        r"^\$ (strap (?:info|ls|show|compare|verify|salvage|trace) .*)\n((?:(?!\$ |```).*\n)*)",
+        r"^\$ (strap (?:info|ls|show|compare|similarity|verify|salvage|trace) .*)\n"
+        r"((?:(?!\$ |```).*\n)*)",
         text, re.MULTILINE,
     )  # fmt: skip
     assert len(examples) >= 6

@@ -135,6 +135,12 @@ FEATURES = {
         "from llm_instrumentation.analysis.sparse_autoencoder import architectures\n"
         "architectures()",
     ),
+    "a graph of networkx": ("circuits", "networkx", GRAPH + "graph.to_networkx()"),
+    "GraphML": ("circuits", "networkx", GRAPH + "save_graph(graph, 'a.graphml')"),
+    "scores of edges": ("circuits", "scipy", GRAPH + "edge_auroc(graph, graph)"),
+    "tables of a graph": ("report", "pandas", GRAPH + "graph.to_pandas()"),
+    "a figure of a graph": ("report", "matplotlib", GRAPH + "graph.plot()"),
+    "a page of a graph": ("report", "pandas", GRAPH + "save_graph(graph, 'a.html')"),
     "a permutation test": (
         "circuits",
         "scipy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from llm_instrumentation import ActivationReader, InstrumentationConfig, capture
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation.analysis import similarity
 from llm_instrumentation.analysis.dataset import LayersDifferError
-from llm_instrumentation.analysis.rows import NotTokenAlignedError
+from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
 from llm_instrumentation.analysis.similarity import cka
 from llm_instrumentation.cli import main
 from llm_instrumentation.cli.exit_codes import ExitCode
@@ -20,6 +21,10 @@ from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from torch import Tensor
 
 LOSSLESS = InstrumentationConfig.max().with_float32()
+
+
+#: Compares layers of captures that do not have what a model was given.
+of_vectors = functools.partial(cka, without_calls=True)
 
 
 def write(path: Path, layers: dict[str, Tensor], calls: int = 3) -> Path:
@@ -74,7 +79,7 @@ def vectors() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("debiased", [True, False])
 def test_values_are_those_of_all_pairs_of_tokens(vectors, debiased, tmp_path):
-    found = cka(write(tmp_path / "a.stream", vectors), debiased=debiased)
+    found = of_vectors(write(tmp_path / "a.stream", vectors), debiased=debiased)
     assert found.layers == found.other_layers == tuple(vectors)
     assert (found.tokens, found.debiased) == (151, debiased)
     for i, x in enumerate(vectors.values()):
@@ -85,7 +90,7 @@ def test_values_are_those_of_all_pairs_of_tokens(vectors, debiased, tmp_path):
 @pytest.mark.parametrize("tokens", [4, 5, 30])
 def test_a_few_tokens(tokens, tmp_path):
     x, y = noise(tokens, 12), noise(tokens, 5, seed=1)
-    found = cka(write(tmp_path / "a.stream", {"0": x, "1": y}, calls=1))
+    found = of_vectors(write(tmp_path / "a.stream", {"0": x, "1": y}, calls=1))
     assert found.values[0, 1] == pytest.approx(expected(x, y), abs=1e-10)
 
 
@@ -93,14 +98,14 @@ def test_one_long_vector_among_short_ones(tmp_path):
     """As of the first token in many models, a thousand times as long as the others."""
     x, y = noise(300, 16), noise(300, 16, seed=1)
     x[0] *= 1000
-    found = cka(write(tmp_path / "a.stream", {"0": x, "1": y}))
+    found = of_vectors(write(tmp_path / "a.stream", {"0": x, "1": y}))
     assert found.values[0, 1] == pytest.approx(expected(x, y), abs=1e-8)
 
 
 def test_rotation_scale_and_a_constant_change_nothing(vectors, tmp_path):
     rotation = torch.linalg.qr(noise(20, 20, seed=9))[0]
     moved = dict(vectors, turned=(vectors["layers.0"] @ rotation) * 7 - 40)
-    found = cka(write(tmp_path / "a.stream", moved), list(moved))
+    found = of_vectors(write(tmp_path / "a.stream", moved), list(moved))
     np.testing.assert_allclose(found.values[0], found.values[3], atol=1e-12)
     assert found.values[0, 3] == pytest.approx(1, abs=1e-12)
 
@@ -108,30 +113,32 @@ def test_rotation_scale_and_a_constant_change_nothing(vectors, tmp_path):
 def test_layers_that_have_nothing_in_common(tmp_path):
     """The biased estimate tells of a similarity that is not there; the debiased one does not."""
     path = write(tmp_path / "a.stream", {"0": noise(400, 300), "1": noise(400, 300, seed=1)})
-    assert abs(cka(path).values[0, 1]) < 0.01
-    assert cka(path, debiased=False).values[0, 1] > 0.4
+    assert abs(of_vectors(path).values[0, 1]) < 0.01
+    assert of_vectors(path, debiased=False).values[0, 1] > 0.4
 
 
 @pytest.mark.parametrize("batch", [1, 7, 151, 1000])
 def test_the_batch_size_does_not_matter(vectors, batch, tmp_path, monkeypatch):
     path = write(tmp_path / "a.stream", vectors)
-    whole = cka(path).values
+    whole = of_vectors(path).values
     monkeypatch.setattr(similarity, "_BATCH", batch)
-    np.testing.assert_allclose(cka(path).values, whole, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(of_vectors(path).values, whole, rtol=0, atol=1e-12)
 
 
 def test_groups_of_pairs_give_the_same(vectors, tmp_path):
     path = write(tmp_path / "a.stream", vectors)
     largest = 8 * 33 * 33
-    np.testing.assert_array_equal(cka(path, max_bytes=largest).values, cka(path).values)
+    np.testing.assert_array_equal(
+        of_vectors(path, max_bytes=largest).values, of_vectors(path).values
+    )
     with pytest.raises(InvalidArgumentError, match=rf"33 values wide.*max_bytes={largest:,}"):
-        cka(path, max_bytes=largest - 1)
+        of_vectors(path, max_bytes=largest - 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_values_of_any_type_are_multiplied_in_float64(vectors, dtype, tmp_path):
     stored = {name: rows.to(dtype) for name, rows in vectors.items()}
-    found = cka(write(tmp_path / "a.stream", stored))
+    found = of_vectors(write(tmp_path / "a.stream", stored))
     of = expected(stored["layers.0"].double(), stored["layers.2"].double())
     assert found.values[0, 2] == pytest.approx(of, abs=1e-10)
 
@@ -146,7 +153,7 @@ def test_layers_of_two_captures(vectors, tmp_path):
     }
     a = write(tmp_path / "a.stream", vectors)
     b = write(tmp_path / "b.stream", changed, calls=5)
-    found = cka(a, ["layers.0", "layers.2"], other=b, other_layers="blocks.*")
+    found = of_vectors(a, ["layers.0", "layers.2"], other=b, other_layers="blocks.*")
     assert (found.a, found.b) == (str(a), str(b))
     assert found.layers == ("layers.0", "layers.2")
     assert found.other_layers == ("blocks.0", "blocks.1")
@@ -161,9 +168,9 @@ def test_captures_of_other_tokens_are_refused(vectors, tmp_path):
     a = write(tmp_path / "a.stream", vectors)
     b = write(tmp_path / "b.stream", shorter)
     with pytest.raises(LayersDifferError, match="has 151 tokens, .* has 150: capture both"):
-        cka(a, other=b)
+        of_vectors(a, other=b)
     with pytest.raises(LayersDifferError, match="has 151 tokens"):
-        cka(a, other=b, rows=50)
+        of_vectors(a, other=b, rows=50)
 
 
 def test_a_capture_with_other_ids_is_refused(build, ids, tmp_path):
@@ -242,7 +249,7 @@ def test_heads_are_one_vector(build, ids, tmp_path):
 
 
 def test_the_table_and_what_a_notebook_shows(vectors, tmp_path):
-    found = cka(write(tmp_path / "a.stream", vectors))
+    found = of_vectors(write(tmp_path / "a.stream", vectors))
     table = found.to_pandas()
     assert list(table.index) == list(table.columns) == list(vectors)
     assert table.loc["layers.0", "layers.2"] == found.values[0, 2]
@@ -254,7 +261,7 @@ def test_the_table_and_what_a_notebook_shows(vectors, tmp_path):
 
 def test_a_large_table_is_cut_in_a_notebook(tmp_path):
     layers = {f"layers.{k}": noise(20, 3, seed=k) for k in range(31)}
-    html = cka(write(tmp_path / "a.stream", layers, calls=1))._repr_html_()
+    html = of_vectors(write(tmp_path / "a.stream", layers, calls=1))._repr_html_()
     assert "layers.29" in html and "layers.30" not in html
     assert "The first 30 layers; to_pandas() has all." in html
 
@@ -263,14 +270,14 @@ def test_the_figure_has_the_values(vectors, tmp_path):
     from llm_instrumentation.analysis.plots import plot_similarity
 
     a = write(tmp_path / "a.stream", vectors)
-    found = cka(a)
+    found = of_vectors(a)
     ax = plot_similarity(found)
     np.testing.assert_array_equal(np.asarray(ax.images[0].get_array()), found.values)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "2"]
     assert f"{found.values[0, 2]:.2f}" in [text.get_text() for text in ax.texts]
     assert ax.get_ylabel() == "layers"
     b = write(tmp_path / "b.stream", vectors)
-    two = plot_similarity(cka(a, other=b))
+    two = plot_similarity(of_vectors(a, other=b))
     assert (two.get_ylabel(), two.get_xlabel()) == ("layers of a.stream", "layers of b.stream")
 
 
@@ -287,37 +294,39 @@ def test_what_has_no_similarity_is_refused(vectors, tmp_path):
     path = write(tmp_path / "a.stream", odd)
     for debiased in (True, False):
         with pytest.raises(InvalidArgumentError, match="'constant' has the same vector"):
-            cka(path, ["layers.0", "constant"], debiased=debiased)
+            of_vectors(path, ["layers.0", "constant"], debiased=debiased)
     with pytest.raises(InvalidArgumentError, match="'lone' has .* or for all but one"):
-        cka(path, ["layers.0", "lone"])
+        of_vectors(path, ["layers.0", "lone"])
     with pytest.raises(InvalidArgumentError, match="'nan' has NaN or infinite values"):
-        cka(path, ["layers.0", "nan"])
+        of_vectors(path, ["layers.0", "nan"])
     with pytest.raises(InvalidArgumentError, match="'complex' has complex values"):
-        cka(path, ["layers.0", "complex"])
+        of_vectors(path, ["layers.0", "complex"])
 
 
 def test_arguments_that_do_not_fit(vectors, tmp_path):
     path = write(tmp_path / "a.stream", vectors)
     few = write(tmp_path / "few.stream", {name: rows[:3] for name, rows in vectors.items()})
     with pytest.raises(InvalidArgumentError, match="has 3 tokens: CKA needs 4"):
-        cka(few)
+        of_vectors(few)
     for rows in (3, 2.5, True):
         with pytest.raises(InvalidArgumentError, match=f"rows = {rows}"):
-            cka(path, rows=rows)
+            of_vectors(path, rows=rows)
     with pytest.raises(InvalidArgumentError, match="pass other too"):
-        cka(path, other_layers="layers.0")
+        of_vectors(path, other_layers="layers.0")
     with pytest.raises(KeyError, match="'blocks.0'"):
-        cka(path, "blocks.0")
+        of_vectors(path, "blocks.0")
     with pytest.raises(NotFoundError):
-        cka(tmp_path / "none.stream")
-    with pytest.raises(LookupError, match="calls"):  # nobody knows which tokens these are
-        cka(path, without_tokens=[0])
+        of_vectors(tmp_path / "none.stream")
+    with pytest.raises(NoCallsError, match="without_calls"):
+        cka(path)
+    with pytest.raises(InvalidArgumentError, match="needs the calls"):
+        of_vectors(path, without_tokens=[0])
 
 
 def test_layers_without_a_vector_for_each_token_are_refused(tmp_path):
     path = write(tmp_path / "a.stream", {"0": noise(12, 3), "1": noise(12)})
     with pytest.raises(NotTokenAlignedError):
-        cka(path)
+        of_vectors(path)
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -338,25 +347,25 @@ def strap(capsys):
 
 def test_the_command_prints_draws_and_gives_json(strap, vectors, tmp_path):
     a = write(tmp_path / "a.stream", vectors)
-    found = cka(a)
-    code, out, _ = strap("similarity", a, "--figure", tmp_path / "a.png")
+    found = of_vectors(a)
+    code, out, _ = strap("similarity", a, "--without-calls", "--figure", tmp_path / "a.png")
     assert code == ExitCode.OK
     title, heads, first, *_ = out.splitlines()
     assert title == "Linear CKA of 151 tokens, debiased"
     assert heads.split() == ["0", "1", "2", "layer"]
     assert first.split() == ["0", *(f"{value:.3f}" for value in found.values[0]), "layers.0"]
     assert (tmp_path / "a.png").stat().st_size > 5000
-    code, out, _ = strap("similarity", a, "--json", "--biased", "--rows", "100")
+    code, out, _ = strap("similarity", a, "--without-calls", "--json", "--biased", "--rows", "100")
     as_json = json.loads(out)
     assert (as_json["tokens"], as_json["debiased"]) == (100, False)
-    np.testing.assert_array_equal(as_json["values"], cka(a, debiased=False, rows=100).values)
+    np.testing.assert_array_equal(as_json["values"], of_vectors(a, debiased=False, rows=100).values)
 
 
 def test_the_command_compares_two_captures(strap, vectors, tmp_path):
     a = write(tmp_path / "a.stream", vectors)
     b = write(tmp_path / "b.stream", {"x": vectors["layers.2"], "y": vectors["layers.0"]})
-    code, out, _ = strap("similarity", a, "layers.0", "--other", b, "--other-layer", "y",
-                         "--other-layer", "x")  # fmt: skip
+    options = ["--other", b, "--other-layer", "y", "--other-layer", "x"]
+    code, out, _ = strap("similarity", a, "--without-calls", "layers.0", *options)
     assert code == ExitCode.OK
     assert out.splitlines()[-1] == "columns: x, y"  # in the order of execution
     assert out.splitlines()[2].split()[2] == "1.000"
@@ -364,12 +373,12 @@ def test_the_command_compares_two_captures(strap, vectors, tmp_path):
 
 def test_the_command_says_what_is_wrong(strap, vectors, tmp_path):
     a = write(tmp_path / "a.stream", vectors)
-    code, _, err = strap("similarity", a, "--figure", tmp_path / "a.gif")
+    code, _, err = strap("similarity", a, "--without-calls", "--figure", tmp_path / "a.gif")
     assert code == ExitCode.USAGE and "a.gif: the name ends in" in err
-    code, _, err = strap("similarity", a, "none")
+    code, _, err = strap("similarity", a, "--without-calls", "none")
     assert code == ExitCode.NOT_FOUND and "'none'" in err
     with open(a, "r+b") as file:
         file.seek(-500, 2)
         file.write(b"wrong")
-    code, _, err = strap("similarity", a)
+    code, _, err = strap("similarity", a, "--without-calls")
     assert code == ExitCode.DAMAGED, err

@@ -108,6 +108,7 @@ def test_a_plain_installation_can_capture_and_read(wheel, version):
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*(?:; extra == '(\w+)')?$", told, re.M)
     by_extra = {extra: {name for name, of in needed if of == extra} for _, extra in needed}
     assert by_extra[""] == {"numpy", "pyarrow", "rich", "torch", "typer"}
+    assert by_extra["circuits"] == {"networkx", "scipy"}
     assert by_extra["export"] == {"datasets", "safetensors"}
     assert by_extra["report"] == {"matplotlib", "pandas", "plotly"}
     assert by_extra["sae"] == {"sae-lens"}

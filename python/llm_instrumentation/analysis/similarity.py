@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from ._opened import Capture, opened
 from ._progress import steps_bar
 from ._text_rows import chosen_layers
 from .dataset import ActivationDataset, LayersDifferError
-from .rows import NoCallsError, Rows
+from .rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ __all__ = ["LayerSimilarity", "cka"]
 _BATCH = 512  # tokens that are read and multiplied together
 _LEAST = 4  # tokens that the unbiased estimate needs
 _SHOWN = 30  # rows and columns of a table in a notebook
-# An estimate below this share of the sum that it is the rest of has too few digits.
+# An estimate below this share of its first term has lost its digits to rounding.
 _ROUNDING = 1e-10
 
 Pairs: TypeAlias = "list[tuple[int, int]]"
@@ -112,28 +112,28 @@ def cka(
     *,
     other_layers: str | Iterable[str] | None = None,
     without_tokens: Iterable[int] = (),
+    without_calls: bool = False,
     max_bytes: int = 2 << 30,
     progress: bool | None = None,
 ) -> LayerSimilarity:
     """Linear CKA of each layer with each other one, over the tokens of a capture.
 
-    With X and Y, the [tokens, width] vectors of two layers less their means, and xᵢ and yᵢ the
-    vectors of token i, the biased estimate is ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖). It grows with the widths and
-    shrinks with the tokens, also between layers that have nothing in common. The debiased one
-    puts the unbiased estimate of HSIC (Song et al. 2012) for each of the three terms, as Nguyen et
-    al. 2021 (arXiv:2010.15327) do. For n tokens and linear kernels that is ::
+    CKA is HSIC(X, Y) / √(HSIC(X, X) HSIC(Y, Y)), where X and Y are the [tokens, width] vectors of
+    two layers less their means. The biased estimate of HSIC is ‖XᵀY‖² / (n-1)² for n tokens. Its
+    CKA grows with width / n, also for layers that have nothing in common. The unbiased estimate
+    (Song et al. 2012, used for CKA by Nguyen et al. 2021, arXiv:2010.15327) is, with the vectors xᵢ
+    and yᵢ of token i ::
 
-        ‖XᵀY‖² - n/(n-2) Σ ‖xᵢ‖²‖yᵢ‖² + Σ‖xᵢ‖² Σ‖yᵢ‖² / ((n-1)(n-2))
+        [‖XᵀY‖² - n/(n-2) Σ ‖xᵢ‖²‖yᵢ‖² + Σ‖xᵢ‖² Σ‖yᵢ‖² / ((n-1)(n-2))] / (n(n-3))
 
-    divided by n(n-3). So the tokens are never compared one by one, and the result does not depend
-    on how they are batched. Sums are in float64.
+    All are sums over tokens, in float64, so the result does not depend on batches.
 
     The capture is read once for the means, and then once for the products XᵀY. If the products of
     all pairs take more than `max_bytes`, it is read again for each group of pairs that fits.
     Besides `max_bytes` and the indexes it takes the memory of the data set, about three times 512
     tokens of all layers or 16 MiB, and 512 tokens of the layers of a group in float64.
 
-    The time is that of tokens x width x width multiplications for each pair of layers. `rows`
+    The time is that of tokens x width x width multiplications for each pair of layers; `rows`
     limits it.
 
     Args:
@@ -146,6 +146,8 @@ def cka(
         other_layers: as `layers`, of `other`; None: the same names, or the blocks.
         without_tokens: ids of tokens to leave out, as those of special tokens. A few vectors that
             are much longer than all others, as of the first token, decide on linear CKA.
+        without_calls: see `ActivationReader.rows`. It lets each vector be a row of its own, for a
+            model that is not given tokens.
         max_bytes: memory of the products.
         progress: show a progress bar; None: on a terminal, and in a notebook.
 
@@ -155,6 +157,7 @@ def cka(
             argument is out of its range.
         LayersDifferError: (a ValueError) the captures, or the layers, have different tokens.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
+        NoCallsError: (a LookupError) the capture does not have what the model was given.
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotFoundError: (a FileNotFoundError) there is no such file.
         CorruptError: (a ValueError) a file is no stream, or a packet is damaged.
@@ -163,12 +166,17 @@ def cka(
         raise InvalidArgumentError(f"rows = {rows!r}: give an integer from {_LEAST} on, or None")
     if other is None and other_layers is not None:
         raise InvalidArgumentError("other_layers are of another capture: pass other too")
-    left_out = tuple(without_tokens)
+    if layers is not None and not isinstance(layers, str):
+        layers = list(layers)
+    if other_layers is None:
+        other_layers = layers
+    how = {"without_tokens": tuple(without_tokens), "without_calls": without_calls}
+    if without_calls and how["without_tokens"]:
+        raise InvalidArgumentError("without_tokens needs the calls, which have the ids of tokens")
     with contextlib.ExitStack() as stack:
-        sources = [stack.enter_context(_Source(capture, layers, rows, left_out))]
+        sources = [stack.enter_context(_Source(capture, layers, rows, how))]
         if other is not None:
-            names = layers if other_layers is None else other_layers
-            sources.append(stack.enter_context(_Source(other, names, rows, left_out)))
+            sources.append(stack.enter_context(_Source(other, other_layers, rows, how)))
         _check_tokens(sources)
         widths = [width for source in sources for width in source.widths]
         first = len(sources[0].widths)
@@ -220,25 +228,16 @@ class _Source:
         capture: Capture,
         layers: str | Iterable[str] | None,
         rows: int | None,
-        without_tokens: tuple[int, ...],
+        how: Mapping[str, Any],
     ) -> None:
         with opened(capture) as reader:
             self.names = chosen_layers(reader, layers)
             self.path = reader.path
         self._rows = rows
-
-        def data(without_calls: bool) -> ActivationDataset:
-            return ActivationDataset(
-                self.path, self.names, batch_size=_BATCH, columns=("token_id",),
-                where=self._spread, without_tokens=without_tokens, without_calls=without_calls,
-            )  # fmt: skip
-
-        try:
-            self.data = data(without_calls=False)
-        except NoCallsError:
-            if without_tokens:  # the capture does not have their ids
-                raise
-            self.data = data(without_calls=True)
+        self.data = ActivationDataset(
+            self.path, self.names, batch_size=_BATCH, columns=("token_id",), where=self._spread,
+            **how,
+        )  # fmt: skip
         self.widths = [math.prod(shape) for shape in self.data._tokens.shapes.values()]
 
     def _spread(self, rows: Rows) -> npt.NDArray[np.bool_]:

@@ -26,6 +26,7 @@ def similarity(
     rows: int | None,
     debiased: bool,
     without_tokens: str | None,
+    without_calls: bool,
     figure: Path | None,
     as_json: bool,
 ) -> None:
@@ -40,7 +41,7 @@ def similarity(
         try:
             found = cka(
                 a, layers or None, b, debiased, rows, other_layers=other_layers or None,
-                without_tokens=left_out,
+                without_tokens=left_out, without_calls=without_calls,
             )  # fmt: skip
         except CorruptError as error:
             raise CommandError(ExitCode.DAMAGED, str(error)) from error

@@ -173,6 +173,9 @@ def similarity(
     without_tokens: Annotated[
         str | None, typer.Option("--without-tokens", help="Ids to leave out, as 101,102.")
     ] = None,
+    without_calls: Annotated[
+        bool, typer.Option("--without-calls", help="Each vector is a row, token or not.")
+    ] = False,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Draw the matrix to a PNG, PDF or SVG file.")
     ] = None,
@@ -182,7 +185,8 @@ def similarity(
     from .similarity import similarity as run
 
     run(
-        stream, layers, other, other_layers, rows, not biased, without_tokens, figure, as_json,
+        stream, layers, other, other_layers, rows, not biased, without_tokens, without_calls,
+        figure, as_json,
     )  # fmt: skip
 
 
