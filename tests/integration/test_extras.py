@@ -153,12 +153,6 @@ FEATURES = {
         "from llm_instrumentation.analysis.significance import adjusted\n"
         "adjusted([0.1, 0.2], 'fdr_bh')",
     ),
-    "a graph of networkx": ("circuits", "networkx", GRAPH + "graph.to_networkx()"),
-    "GraphML": ("circuits", "networkx", GRAPH + "save_graph(graph, 'a.graphml')"),
-    "scores of edges": ("circuits", "scipy", GRAPH + "edge_auroc(graph, graph)"),
-    "tables of a graph": ("report", "pandas", GRAPH + "graph.to_pandas()"),
-    "a figure of a graph": ("report", "matplotlib", GRAPH + "graph.plot()"),
-    "a page of a graph": ("report", "pandas", GRAPH + "save_graph(graph, 'a.html')"),
     "a page of a capture": (
         "report",
         "pandas",

@@ -23,7 +23,8 @@ from .program import Program
 __all__ = ["STRAP", "TRACE", "app"]
 
 _CODES = epilog(ExitCode)
-_CAPTURES, _MACHINE, _MEMORY = "Captures", "The machine beside a program", "Memory traces"
+_CAPTURES, _MODELS = "Captures", "Models"
+_MACHINE, _MEMORY = "The machine beside a program", "Memory traces"
 
 app = typer.Typer(
     name="strap",
@@ -392,6 +393,70 @@ def import_(
     run(
         source, out, form.value, layers or [], widths or [], dtypes or [], codec.value, overwrite,
         as_json,
+    )  # fmt: skip
+
+
+# ---- models ----
+
+
+class CircuitMetric(str, Enum):
+    LOGIT_DIFFERENCE = "logit-difference"
+    CROSS_ENTROPY = "cross-entropy"
+    KL_DIVERGENCE = "kl-divergence"
+
+
+@app.command(epilog=_CODES, rich_help_panel=_MODELS)
+def circuit(
+    model: Annotated[
+        str, typer.Argument(help="A causal language model: a folder or a name.", metavar="MODEL")
+    ],
+    clean: Annotated[
+        list[str] | None, typer.Option("--clean", help="A text. May be given again.")
+    ] = None,
+    corrupted: Annotated[
+        list[str] | None, typer.Option("--corrupted", help="Its counterpart, of as many tokens.")
+    ] = None,
+    correct: Annotated[
+        list[str] | None, typer.Option("--correct", help="The token that should follow.")
+    ] = None,
+    wrong: Annotated[
+        list[str] | None, typer.Option("--wrong", help="The one that follows the corrupted text.")
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option("--pairs", help="These texts instead, by name: an object in each line."),
+    ] = None,
+    metric: Annotated[
+        CircuitMetric, typer.Option("--metric", help="What effects are effects on.")
+    ] = CircuitMetric.LOGIT_DIFFERENCE,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Of integrated gradients; 0: one gradient.", min=0)
+    ] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", help="Edges to choose.", min=1)] = 60,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Measure these edges by patching, too.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the circuit: a page.html, or .json, .graphml, .dot."),
+    ] = None,
+    every: Annotated[
+        Path | None, typer.Option("--all", help="Write the graph of all edges, as .json.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Default: that of the model.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs at a time.", min=1)] = 8,
+    device: Annotated[str, typer.Option("--device", help="As cpu or cuda.")] = "cpu",
+    as_json: _Json = False,
+) -> None:
+    """Find the edges of a language model that make the difference between two texts."""
+    from .circuits import circuit as run
+
+    texts = {"clean": clean, "corrupted": corrupted, "correct": correct, "wrong": wrong}
+    run(
+        model, {name: given or () for name, given in texts.items()}, pairs, metric.value, steps,
+        top_k, exact, out, every, tokenizer, batch_size, device, as_json,
     )  # fmt: skip
 
 

@@ -1,0 +1,171 @@
+"""The subcommand `strap circuit`: the edges of a language model that make a difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._json import load_json
+from ..analysis.causal_graph import CausalGraph, Edge, save_graph
+from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from .console import print_json, shown, table
+from .pretrained import pretrained
+
+if TYPE_CHECKING:
+    from ..interventions.metrics import Metric
+    from ..interventions.prompts import Prompts
+
+__all__ = ["circuit"]
+
+_SHOWN = 20  # edges that are printed
+_TEXTS = ("clean", "corrupted", "correct", "wrong")
+_ANSWERS = {
+    "logit-difference": ("correct", "wrong"), "cross-entropy": ("correct",), "kl-divergence": (),
+}  # fmt: skip
+
+
+def circuit(
+    model: str,
+    texts: dict[str, Sequence[str]],
+    pairs: Path | None,
+    metric: str,
+    steps: int,
+    top_k: int,
+    exact: bool,
+    out: Path | None,
+    every: Path | None,
+    tokenizer: str | None,
+    batch_size: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    from ..interventions.circuits import run_circuit
+    from ..interventions.edges import edge_attribution, edge_patching
+
+    for option, path in (("--out", out), ("--all", every)):
+        if path is not None and path.suffix not in (".html", ".json", ".graphml", ".dot", ".gv"):
+            raise InvalidArgumentError(
+                f"{option} {path}: the name ends in .html, .json, .graphml, .dot or .gv"
+            )
+    columns = _columns(texts, pairs, metric)
+    network = pretrained("MODEL", "AutoModelForCausalLM", model).eval().to(device)
+    prompts = _prompts(
+        columns, pretrained("--tokenizer", "AutoTokenizer", tokenizer or model), device
+    )
+    measured = _metric(metric, network, prompts, batch_size)
+    graph = edge_attribution(network, prompts, measured, steps=steps or None, batch_size=batch_size)
+    if every is not None:
+        save_graph(graph, every)
+    found = graph.pruned(top_k=top_k)
+    if exact and found.edges:
+        found = edge_patching(network, prompts, measured, found, batch_size=batch_size)
+    alone = float(
+        run_circuit(network, prompts, measured, found, batch_size=batch_size).double().mean()
+    )
+    notes = {**found.notes, "edges of the model": len(graph.edges), "circuit alone": alone}
+    found = dataclasses.replace(found, model=model, notes=notes)
+    if out is not None:
+        save_graph(found, out)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+        if out is not None:
+            print(f"{shown(str(out))}: the circuit")
+
+
+# ---- what is asked ----------------------------------------------------------------------------
+
+
+def _columns(
+    texts: dict[str, Sequence[str]], pairs: Path | None, metric: str
+) -> dict[str, Sequence[str]]:
+    """The texts and answers that the metric needs, by name, an entry for each example.
+
+    Raises:
+        InvalidArgumentError: some are missing, or given twice.
+    """
+    given = {name: list(values) for name, values in texts.items() if values}
+    if pairs is not None:
+        if given:
+            raise InvalidArgumentError(f"--pairs has all texts: leave out --{next(iter(given))}")
+        given = _read(pairs)
+    needed = ("clean", "corrupted", *_ANSWERS[metric])
+    for name in needed:
+        where = f"--{name}" if pairs is None else f"{pairs}"
+        if name not in given:
+            raise InvalidArgumentError(f"--metric {metric} needs {name!r}: {where} has none")
+        if len(given[name]) != len(given["clean"]):
+            raise InvalidArgumentError(
+                f"{where}: {len(given['clean'])} clean texts and {len(given[name])} of {name!r}: "
+                "give one for each example"
+            )
+    return {name: given[name] for name in needed}
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """The columns of a file with a JSON object in each line.
+
+    Raises:
+        NotFoundError: there is no such file.
+        CorruptError: a line is something else.
+    """
+    columns: dict[str, list[str]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise NotFoundError(f"--pairs {path}: there is no such file") from None
+    for number, line in enumerate(filter(str.strip, lines), 1):
+        try:
+            record = load_json(line.encode())
+            if not isinstance(record, dict):
+                raise ValueError("it is no object")
+        except ValueError as error:
+            raise CorruptError(f"--pairs {path}, line {number}: {error}") from error
+        for name in _TEXTS:
+            if name in record:
+                columns.setdefault(name, []).append(str(record[name]))
+    return columns
+
+
+def _prompts(columns: dict[str, Sequence[str]], tokenizer: Any, device: str) -> Prompts:
+    from ..interventions.prompts import Prompts
+
+    answers = {name: texts for name, texts in columns.items() if name in ("correct", "wrong")}
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return Prompts.of_texts(
+        tokenizer, columns["clean"], columns["corrupted"], answers=answers, device=device
+    )
+
+
+def _metric(name: str, model: Any, prompts: Prompts, batch_size: int) -> Metric:
+    from ..interventions import metrics
+
+    if name == "logit-difference":
+        return metrics.logit_difference()
+    if name == "cross-entropy":
+        return metrics.cross_entropy()
+    return metrics.kl_divergence(model, prompts, batch_size=batch_size)
+
+
+# ---- what is told -----------------------------------------------------------------------------
+
+
+def _print(graph: CausalGraph) -> None:
+    ranked = sorted(graph.edges, key=lambda edge: -abs(edge.effect or 0.0))
+    table(("effect", "interval", "edge"), [_row(edge) for edge in ranked[:_SHOWN]])
+    if len(ranked) > _SHOWN:
+        print(f"and {len(ranked) - _SHOWN:,} edges with smaller effects")
+    print(
+        f"{len(ranked):,} of {graph.notes['edges of the model']:,} edges. {graph.metric}: "
+        f"{graph.clean:.4g} of the model, {graph.corrupted:.4g} of the corrupted texts, "
+        f"{graph.notes['circuit alone']:.4g} of the circuit alone"
+    )
+
+
+def _row(edge: Edge) -> tuple[str, str, str]:
+    interval = "-" if edge.low is None else f"{edge.low:+.3g} to {edge.high:+.3g}"
+    return f"{edge.effect:+.4g}", interval, edge.id
