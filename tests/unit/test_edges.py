@@ -24,8 +24,8 @@ REVERSED = Metric(
 METHODS = {
     "EAP": lambda *args: edge_attribution(*args, confidence=None),
     "EAP-IG": lambda *args: edge_attribution(*args, steps=4, confidence=None),
-    "corrupt": lambda *args: edge_patching(*args, confidence=None),
-    "restore": lambda *args: edge_patching(*args, direction="restore", confidence=None),
+    "noising": lambda *args: edge_patching(*args, confidence=None),
+    "denoising": lambda *args: edge_patching(*args, direction="denoising", confidence=None),
 }
 
 
@@ -84,7 +84,7 @@ def test_the_circuit_of_reversing_is_found(method):
     assert set(effects(severed).values()) == {0.0}
 
 
-@pytest.mark.parametrize("method", ["EAP", "EAP-IG", "corrupt"])
+@pytest.mark.parametrize("method", ["EAP", "EAP-IG", "noising"])
 def test_positions_act_through_queries_and_keys(method):
     # Keys say where they are, queries where they look. Corrupted positions change both.
     circuit = graph_of(("input", "a0.h0", "q"), ("input", "a0.h0", "k"), ("a0.h0", "logits", None))
@@ -95,7 +95,7 @@ def test_positions_act_through_queries_and_keys(method):
 def test_restoring_one_of_two_edges_that_are_needed_does_nothing():
     model, prompts = reversing(sharpness=3.0), to_reverse(positions=True)
     edges = ["input->a0.h0<q>", "input->a0.h0<k>", "input->a0.h0"]
-    found = effects(edge_patching(model, prompts, REVERSED, edges, direction="restore"))
+    found = effects(edge_patching(model, prompts, REVERSED, edges, direction="denoising"))
     assert found["input->a0.h0<q>"] == found["input->a0.h0<k>"] == 0
     assert found["input->a0.h0"] > 0.8
 
@@ -129,7 +129,7 @@ def test_on_a_linear_model_attribution_is_exact():
         found = effects(edge_attribution(model, prompts, LAST, steps=steps, batch_size=2))
         assert found == pytest.approx(exact, abs=1e-5)
     assert max(map(abs, exact.values())) > 0.01
-    restored = effects(edge_patching(model, prompts, LAST, direction="restore"))
+    restored = effects(edge_patching(model, prompts, LAST, direction="denoising"))
     assert restored == pytest.approx({name: -one for name, one in exact.items()}, abs=1e-5)
 
 
@@ -269,5 +269,7 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(InvalidArgumentError, match="nothing that a circuit could do"):
         same = Prompts(prompts.clean, prompts.clean)
         faithfulness(model, same, LAST, edge_attribution(model, same, LAST))
+    with pytest.raises(InvalidArgumentError, match="has 3 edges, the model 46"):
+        faithfulness(x_proportion()[0], with_x(), SHARE, x_proportion()[1])
     with pytest.raises(InvalidArgumentError, match="rising numbers"):
         faithfulness(model, prompts, LAST, decoder(model).graph(), shares=(0.5, 0.1))

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .circuits import Faithfulness, faithfulness, minimality, run_circuit
+    from .decoders import DecoderLayout, register_decoder
+    from .edges import edge_attribution, edge_patching
     from .edits import Edit, add, apply, freeze, mean, noise, replace, resample, zero
     from .heads import AttentionHeads, HeadLayout, attention_heads, register_heads
     from .installed import Applied, UnusedEditError, intervene
@@ -19,20 +22,28 @@ if TYPE_CHECKING:
 __all__ = [
     "Applied",
     "AttentionHeads",
+    "DecoderLayout",
     "Edit",
+    "Faithfulness",
     "HeadLayout",
     "Site",
     "UnusedEditError",
     "add",
     "apply",
     "attention_heads",
+    "edge_attribution",
+    "edge_patching",
+    "faithfulness",
     "freeze",
     "intervene",
     "mean",
+    "minimality",
     "noise",
+    "register_decoder",
     "register_heads",
     "replace",
     "resample",
+    "run_circuit",
     "zero",
 ]
 
@@ -41,20 +52,28 @@ __getattr__, __dir__ = lazy(
     {
         "Applied": ".installed",
         "AttentionHeads": ".heads",
+        "DecoderLayout": ".decoders",
         "Edit": ".edits",
+        "Faithfulness": ".circuits",
         "HeadLayout": ".heads",
         "Site": ".sites",
         "UnusedEditError": ".installed",
         "add": ".edits",
         "apply": ".edits",
         "attention_heads": ".heads",
+        "edge_attribution": ".edges",
+        "edge_patching": ".edges",
+        "faithfulness": ".circuits",
         "freeze": ".edits",
         "intervene": ".installed",
         "mean": ".edits",
+        "minimality": ".circuits",
         "noise": ".edits",
+        "register_decoder": ".decoders",
         "register_heads": ".heads",
         "replace": ".edits",
         "resample": ".edits",
+        "run_circuit": ".circuits",
         "zero": ".edits",
     },
 )

@@ -172,7 +172,7 @@ def faithfulness(
     Raises:
         UnsupportedError: (a TypeError) as for `edge_attribution`.
         InvalidArgumentError: (a ValueError) the metric of the model is that of the empty circuit;
-            shares do not rise from 0 to 1; an edge has no effect; as for `run_circuit`.
+            the graph lacks edges or effects; shares do not rise from 0 to 1; as for `run_circuit`.
     """
     rising = all(one < other for one, other in itertools.pairwise(shares))
     if not shares or not rising or shares[0] < 0 or shares[-1] > 1:
@@ -180,6 +180,11 @@ def faithfulness(
     if random < 1:
         raise InvalidArgumentError(f"random = {random}: give at least 1")
     runs = _Runs(model, prompts, metric, ablation, batch_size)
+    if len(graph.edges) != runs.decoder.size:
+        raise InvalidArgumentError(
+            f"the graph has {len(graph.edges):,} edges, the model {runs.decoder.size:,}: give all "
+            "edges, not a pruned graph, because the circuits are shares of all"
+        )
     generator = np.random.default_rng(seed)
     chosen = [_largest(graph, int(share * len(graph.edges))) for share in shares]
     drawn = [[_random(graph, len(keys), generator) for keys in chosen] for _ in range(random)]

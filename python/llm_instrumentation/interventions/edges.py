@@ -28,9 +28,9 @@ from .prompts import Prompts
 
 __all__ = ["Direction", "edge_attribution", "edge_patching"]
 
-Direction = Literal["corrupt", "restore"]
-"""What a patch does: "corrupt" puts a corrupted value into the clean run (noising), "restore" a
-clean value into the corrupted run (denoising)."""
+Direction = Literal["noising", "denoising"]
+"""What a patch does: noising puts a corrupted value into the clean run, denoising a clean value
+into the corrupted run."""
 
 _EDGE = re.compile(r"(\S+?)->(\S+?)(?:<([qkv])>)?")
 
@@ -57,9 +57,9 @@ def edge_attribution(
     2024) takes the mean of the gradients on the way from the clean embeddings to the corrupted
     ones, by the trapezoidal rule. That helps where a gradient is flat, as in a saturated softmax.
 
-    Beside the model and the graph of one backward pass, the call keeps two to three tensors of the
-    size [batch, tokens, width] for each layer, and about ten for each head of one layer. The
-    effects take 4 bytes for each example and edge.
+    Memory is bounded by the batch. Beside what a forward and backward pass takes there are about 15
+    tensors of the size [batch, tokens, width] for each layer, and about 12 for each head of one
+    layer. The effects take 4 bytes for each example and edge.
 
     Args:
         model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
@@ -258,7 +258,7 @@ def edge_patching(
     metric: Metric,
     edges: CausalGraph | Iterable[Edge | EdgeKey | str] | None = None,
     *,
-    direction: Direction = "corrupt",
+    direction: Direction = "noising",
     batch_size: int = 32,
     confidence: float | None = 0.95,
     progress: Progress = None,
@@ -292,7 +292,7 @@ def edge_patching(
         InvalidArgumentError: (a ValueError) there is no such edge; an argument is out of its range.
     """
     if direction not in get_args(Direction):
-        raise InvalidArgumentError(f'direction = {direction!r}: give "corrupt" or "restore"')
+        raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)
@@ -307,8 +307,8 @@ def edge_patching(
         first = 0
         for batch in prompts.batches(batch_size):
             runs = _both(graph, batch, metric, metrics, check=not first)
-            base, other = runs if direction == "corrupt" else runs[::-1]
-            inputs = batch.clean if direction == "corrupt" else batch.corrupted
+            base, other = runs if direction == "noising" else runs[::-1]
+            inputs = batch.clean if direction == "noising" else batch.corrupted
             patched = _Patched(graph, batch, inputs, metric, base, other.minus(base))
             together = max(1, batch_size // len(batch))
             for begin in range(0, len(keys), together):
