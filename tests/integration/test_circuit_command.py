@@ -1,0 +1,117 @@
+"""`strap circuit` on a small model that has learned to repeat the second word of a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llm_instrumentation.analysis.causal_graph import load_graph
+from llm_instrumentation.cli import main
+
+WORDS = ["[PAD]", "the", "cat", "dog", "sat", "ran", "here", "there", "red", "blue", "far", "near"]
+TEXTS = [
+    "--clean", "the cat sat", "--corrupted", "the dog sat", "--correct", "cat", "--wrong", "dog",
+    "--clean", "the red ran", "--corrupted", "the far ran", "--correct", "red", "--wrong", "far",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model, with its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[PAD]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    made = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=len(WORDS), n_positions=8, n_embd=32, n_layer=2, n_head=2, bos_token_id=0,
+            eos_token_id=0,
+        )
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(made.parameters(), lr=5e-3)
+    for _ in range(120):
+        ids = torch.randint(1, len(WORDS), (32, 3))
+        torch.nn.functional.cross_entropy(made(ids).logits[:, -1], ids[:, 1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    made.save_pretrained(folder)
+    return folder
+
+
+def strap(capsys: Any, *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.out, said.err
+
+
+def test_the_edges_that_matter_are_told_and_written(model, tmp_path, capsys):
+    out, every = tmp_path / "circuit.html", tmp_path / "all.json"
+    code, said, _ = strap(
+        capsys, "circuit", model, *TEXTS, "--top-k", 12, "--out", out, "--all", every
+    )
+    assert code == 0
+    first = said.splitlines()[1]
+    assert "input->" in first and first.lstrip().startswith("-")  # it makes the difference smaller
+    graph = load_graph(every)
+    assert f"of {len(graph.edges)} edges. logit difference: " in said
+    assert graph.examples == 2 and graph.clean > 0 > graph.corrupted
+    assert "circuit alone" in out.read_text()
+
+
+def test_json_has_the_circuit_with_exact_effects(model, capsys):
+    code, said, _ = strap(capsys, "circuit", model, *TEXTS, "--top-k", 6, "--exact", "--json")
+    assert code == 0
+    record = json.loads(said)
+    assert record["metric"] == "logit difference" and "patching" in record["method"]
+    assert 0 < len(record["edges"]) <= 6
+    assert record["notes"]["edges of the model"] > 6
+
+
+@pytest.mark.parametrize("metric", ["cross-entropy", "kl-divergence"])
+def test_pairs_of_a_file_and_other_metrics(model, tmp_path, capsys, metric):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(
+        '{"clean": "the cat sat", "corrupted": "the dog sat", "correct": "cat"}\n\n'
+        '{"clean": "the red ran here", "corrupted": "the far ran here", "correct": "red"}\n'
+    )
+    code, said, error = strap(
+        capsys, "circuit", model, "--pairs", pairs, "--metric", metric, "--json"
+    )
+    assert (code, error) == (0, "")
+    assert json.loads(said)["examples"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--clean", "the cat"], 2, "needs 'corrupted': --corrupted has none"),
+        (["--clean", "the", "--corrupted", "the"], 2, "needs 'correct': --correct has none"),
+        ([*TEXTS, "--wrong", "red"], 2, "2 clean texts and 3 of 'wrong'"),
+        ([*TEXTS[:3], "the dog", *TEXTS[4:]], 2, "example 0: 'the cat sat' has 3 tokens"),
+        ([*TEXTS[:5], "cat dog", *TEXTS[6:]], 2, "the answer 'cat dog' has 2 tokens"),
+        ([*TEXTS, "--pairs", "x.jsonl"], 2, "--pairs has all texts: leave out --clean"),
+        (["--pairs", "missing.jsonl"], 5, "there is no such file"),
+        ([*TEXTS, "--out", "circuit.png"], 2, "the name ends in .html"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_the_model_runs(model, capsys, arguments, code, said):
+    found, _, error = strap(capsys, "circuit", model, *arguments)
+    assert (found, said in error) == (code, True), error
+
+
+def test_a_damaged_file_of_pairs_names_its_line(model, tmp_path, capsys):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"clean": "the cat"}\n[1]\n')
+    code, _, error = strap(capsys, "circuit", model, "--pairs", pairs)
+    assert code == 2 and "line 2: it is no object" in error
