@@ -41,6 +41,9 @@ examples: $(VENV)/.traced-examples ## Run examples: resume, compare dtypes, a sl
 sae: $(VENV)/.sae ## Train a sparse autoencoder on a small language model's capture
 	HF_HUB_OFFLINE=1 $(PY) examples/sparse_autoencoder.py
 
+circuit: $(VENV)/.circuits ## Find the induction heads of a small model trained for it
+	HF_HUB_OFFLINE=1 $(PY) examples/induction_heads.py
+
 llama-cpp: $(VENV)/.examples $(LIB) ## Capture a model in llama.cpp, and compare it with transformers
 	$(TOOLS) && HF_HUB_OFFLINE=1 $(PY) examples/llama_cpp/side_by_side.py
 
@@ -154,6 +157,10 @@ $(VENV)/.traced-examples: pyproject.toml hatch_build.py $(VENV)/.toolchain
 
 $(VENV)/.sae: pyproject.toml hatch_build.py $(VENV)/.toolchain
 	$(TOOLS) && $(PIP) install --quiet -e '.[report,sae]'
+	@touch $@
+
+$(VENV)/.circuits: pyproject.toml hatch_build.py $(VENV)/.toolchain
+	$(TOOLS) && $(PIP) install --quiet -e '.[circuits,examples,report]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml hatch_build.py $(VENV)/.toolchain

@@ -22,16 +22,17 @@ from llm_instrumentation.interventions.edges import edge_attribution
 from llm_instrumentation.interventions.metrics import logit_difference
 from llm_instrumentation.interventions.prompts import Prompts
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 TOKENS, LENGTH = 32, 32
-EDGES = 12
+HALF = 12  # tokens of the texts that repeat once
+EDGES = 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output-dir", type=Path, default=Path("captures"))
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=600)
     arguments = parser.parse_args()
     out = arguments.output_dir
     out.mkdir(parents=True, exist_ok=True)
@@ -58,25 +59,25 @@ def main() -> None:
 
 def repeated(examples: int) -> tuple[Tensor, Tensor]:
     """Texts that repeat some random tokens, [examples, LENGTH], and their periods."""
-    period = torch.randint(6, 17, (examples, 1))
+    period = torch.randint(5, 21, (examples, 1))
     tokens = torch.randint(TOKENS, (examples, LENGTH))
     return tokens.gather(1, torch.arange(LENGTH) % period), period
 
 
-def trained(steps: int) -> GPT2LMHeadModel:
+def trained(steps: int) -> LlamaForCausalLM:
     """A model of two layers with four heads each. Its MLPs return 0."""
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=TOKENS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-            attn_implementation="eager",
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=TOKENS, max_position_embeddings=LENGTH, hidden_size=64, intermediate_size=8,
+            num_hidden_layers=2, num_attention_heads=4, rope_theta=100.0, bos_token_id=0,
+            eos_token_id=0, attn_implementation="eager",
         )
     )  # fmt: skip
-    for block in model.transformer.h:
-        for parameter in block.mlp.parameters():
+    for layer in model.model.layers:
+        for parameter in layer.mlp.parameters():
             parameter.requires_grad_(False).zero_()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=2e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(learning, lr=3e-3, weight_decay=0.01)
     for step in range(steps):
         ids, period = repeated(64)
         logits = model(ids).logits[:, :-1]
@@ -87,7 +88,7 @@ def trained(steps: int) -> GPT2LMHeadModel:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 250 == 0 or step == steps - 1:
+        if step % 100 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss.item():.3f}")
     return model.eval()
 
@@ -98,9 +99,9 @@ def pairs(examples: int) -> Prompts:
     In the corrupted text the earlier copy of the last token has changed its place with another
     token of the first half. So another token stands behind it, and should come next.
     """
-    half, rows = LENGTH // 2, torch.arange(examples)
-    first = torch.rand(examples, TOKENS).argsort(1)[:, :half]
-    place = torch.randint(1, half - 2, (examples,))
+    rows = torch.arange(examples)
+    first = torch.rand(examples, TOKENS).argsort(1)[:, :HALF]
+    place = torch.randint(1, HALF - 2, (examples,))
     changed = first.clone()
     changed[rows, place], changed[:, -1] = first[:, -1], first[rows, place]
     return Prompts(
@@ -128,7 +129,7 @@ def heads(graph: CausalGraph) -> tuple[str, str]:
 
 @torch.no_grad()
 def attention(
-    model: GPT2LMHeadModel, previous: str, induction: str, prompts: Prompts
+    model: LlamaForCausalLM, previous: str, induction: str, prompts: Prompts
 ) -> tuple[float, float]:
     """How much attention two heads give to the tokens that their names promise: means."""
     weights = model(**prompts.clean, output_attentions=True).attentions
@@ -137,7 +138,7 @@ def attention(
         for layer, name in enumerate((previous, induction))
     )
     before = first.diagonal(-1, 1, 2).mean()
-    after = second[:, -1, LENGTH // 2].mean()
+    after = second[:, -1, HALF].mean()
     return float(before), float(after)
 
 

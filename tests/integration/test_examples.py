@@ -60,6 +60,19 @@ def test_the_layer_where_dtypes_part(tmp_path):
     assert "broken:   parts at encoder.layer.3.intermediate.dense" in said
 
 
+def test_the_heads_that_repeat_a_text(tmp_path):
+    said = example("induction_heads.py", "--output-dir", tmp_path, cwd=tmp_path)
+    model, corrupted, circuit = map(
+        float, re.search(r"model (\S+), corrupted text (\S+), circuit (\S+)", said).groups()
+    )
+    assert corrupted < 0 < model / 2 < circuit
+    previous, induction = re.findall(r"^(a\d\.h\d) gives \d", said, re.MULTILINE)
+    assert re.search(rf"^ +-\d+\.\d+  {previous}->{induction}<k>$", said, re.MULTILINE)
+    before, after = map(int, re.findall(r"gives (\d+)%", said))
+    assert before > 25 and after > 50  # of 23 tokens
+    assert (tmp_path / "induction.html").exists()
+
+
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 
 
