@@ -151,6 +151,18 @@ FEATURES = {
     "GraphML": ("circuits", "networkx", GRAPH + "save_graph(graph, 'a.graphml')"),
     "scores of edges": ("circuits", "scipy", GRAPH + "edge_auroc(graph, graph)"),
     "tables of a graph": ("report", "pandas", GRAPH + "graph.to_pandas()"),
+    "a table of circuits": (
+        "report",
+        "pandas",
+        "import numpy as np\n"
+        "from llm_instrumentation.interventions import Faithfulness\n"
+        "one = (1.0,)\n"
+        "Faithfulness(\n"
+        "    shares=one, edges=(4,), metric=one, faithfulness=one, without=(0.0,),\n"
+        "    random=np.ones((1, 1)), cpr=1.0, cmd=0.0, random_cpr=1.0, clean=1.0, empty=0.0,\n"
+        "    name='metric', ablation='zero',\n"
+        ").to_pandas()",
+    ),
     "a figure of a graph": ("report", "matplotlib", GRAPH + "graph.plot()"),
     "a page of a graph": ("report", "pandas", GRAPH + "save_graph(graph, 'a.html')"),
     "a page of a capture": (
