@@ -18,9 +18,9 @@ class HandMadeAttention(nn.Module):
         self.v = nn.Linear(width, heads * head_dim, bias=False)
         self.o = nn.Linear(heads * head_dim, width, bias=False)
 
-    def forward(self, stream: Tensor) -> Tensor:
+    def forward(self, residual: Tensor) -> Tensor:
         q, k, v = (
-            part(stream).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            part(residual).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
         found = nn.functional.scaled_dot_product_attention(
@@ -40,9 +40,9 @@ class HandMadeLayer(nn.Module):
             nn.Linear(width, 4, bias=False), activation, nn.Linear(4, width, bias=False)
         )
 
-    def forward(self, stream: Tensor) -> Tensor:
-        stream = stream + self.attention(self.norm_1(stream))
-        return stream + self.mlp(self.norm_2(stream))
+    def forward(self, residual: Tensor) -> Tensor:
+        residual = residual + self.attention(self.norm_1(residual))
+        return residual + self.mlp(self.norm_2(residual))
 
 
 class HandMadeDecoder(nn.Module):
@@ -70,10 +70,10 @@ class HandMadeDecoder(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
-        stream = self.embed_tokens(input_ids) + self.embed_positions(position_ids)
+        residual = self.embed_tokens(input_ids) + self.embed_positions(position_ids)
         for layer in self.layers:
-            stream = layer(stream)
-        return self.unembed(self.norm(stream))
+            residual = layer(residual)
+        return self.unembed(self.norm(residual))
 
 
 register_heads(

@@ -204,6 +204,15 @@ def test_a_layout_that_is_wrong_is_refused():
         edge_attribution(swapped, pairs(), logit_difference())
 
 
+def test_models_in_training_or_on_two_devices_are_refused():
+    model = made("gpt2").train()
+    with pytest.raises(UnsupportedError, match=r"call model.eval\(\) first"):
+        edge_attribution(model, pairs(), logit_difference())
+    model.lm_head = nn.Linear(WIDTH, VOCABULARY, device="meta")
+    with pytest.raises(UnsupportedError, match="is on cpu and meta"):
+        edge_patching(model.eval(), pairs(), logit_difference())
+
+
 def test_projections_without_weights_are_refused():
     model = made("llama")
     model.model.layers[1].self_attn.o_proj = nn.Sequential(nn.Linear(WIDTH, WIDTH))

@@ -20,9 +20,9 @@ from .._extras import extra
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
-from ._effects_of_edges import effects_graph, precise
-from ._streams import Written, behind_norm, check_linear, linear, spread, written
-from .decoders import Block, Decoder, decoder
+from ._edge_effects import effects_graph, precise
+from ._residuals import Written, behind_norm, check_linear, linear, spread, written
+from .decoders import DecoderBlock, PreNormDecoder, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, logits_of
@@ -54,9 +54,9 @@ def run_circuit(
 ) -> Tensor:
     """Runs a model in which only the edges of a graph carry the values of their sources.
 
-    Each input of each node, of each head q, k and v apart, is the norm of a stream of its own: the
-    sum of what the sources of its edges write in this run, and of what all others write in the
-    ablated run. With all edges it is the clean model. Without edges it is the ablated one.
+    Each input of each node, of each head q, k and v apart, is the norm of a residual stream of its
+    own: the sum of what the sources of its edges write in this run, and of what all others write in
+    the ablated run. With all edges it is the clean model. Without edges it is the ablated one.
 
     Where heads share keys and values, the examples run once for each head of a group, because each
     head may see another key.
@@ -78,7 +78,7 @@ def run_circuit(
         InvalidArgumentError: (a ValueError) the model has no such edge; an argument is out of its
             range.
     """
-    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
     masks = [runs.decoder.mask(edge.key for edge in graph.edges)]
     return runs.values(masks, progress, "circuit")[0]
 
@@ -179,7 +179,7 @@ def faithfulness(
         raise InvalidArgumentError(f"shares = {tuple(shares)}: give rising numbers from 0 to 1")
     if random < 1:
         raise InvalidArgumentError(f"random = {random}: give at least 1")
-    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
     if len(graph.edges) != runs.decoder.size:
         raise InvalidArgumentError(
             f"the graph has {len(graph.edges):,} edges, the model {runs.decoder.size:,}: give all "
@@ -268,7 +268,7 @@ def minimality(
     keys = [edge.key for edge in circuit.edges]
     if not keys:
         raise InvalidArgumentError("the circuit has no edges")
-    runs = _Runs(model, prompts, metric, ablation, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
     whole = runs.decoder.mask(keys)
     masks = [whole]
     for numbers in runs.decoder.numbers(keys):
@@ -283,7 +283,7 @@ def minimality(
     )  # fmt: skip
 
 
-class _Runs:
+class _CircuitRuns:
     """Runs circuits of one model on the same examples."""
 
     def __init__(
@@ -318,10 +318,10 @@ class _Runs:
         with reported(progress, what) as tell:
             for batch in self._prompts.batches(self._batch_size):
                 reference = self._reference(batch, means, check=not found)
-                streams = reference.streams()
+                residuals = reference.residuals()
                 rows = []
                 for mask in distinct:
-                    circuit = _Circuit(self.decoder, reference, streams, mask)
+                    circuit = _Circuit(self.decoder, reference, residuals, mask)
                     rows.append(precise(circuit.run(batch, self._metric)))
                     done += len(batch)
                     tell(done, total)
@@ -361,24 +361,24 @@ class _Runs:
 class _Circuit:
     """One run of one batch with some edges.
 
-    The model's own stream goes on, but nothing reads it: each input of each node is replaced.
+    The model's own residual stream goes on, but nothing reads it: all inputs of nodes are replaced.
 
     Args:
         decoder: the decoder.
         reference: what nodes write on edges that are not there.
-        streams: what the readers read without any edge.
+        residuals: what the readers read without any edge.
         mask: the edges that are there.
     """
 
     def __init__(
-        self, decoder: Decoder, reference: Written, streams: list[Tensor], mask: Tensor
+        self, decoder: PreNormDecoder, reference: Written, residuals: list[Tensor], mask: Tensor
     ) -> None:
         self._decoder = decoder
         self._reference = reference
-        self._streams = streams
+        self._residuals = residuals
         self._mask = mask
         self._live: dict[int, Tensor] = {}
-        self._shape = streams[0].shape
+        self._shape = residuals[0].shape
         # The copies of the batch: the heads of a group see different keys and values.
         self._copies = max(block.group for block in decoder.blocks)
 
@@ -418,7 +418,7 @@ class _Circuit:
 
         return kept
 
-    def _keep_heads(self, number: int, block: Block) -> Callable[[Tensor], Tensor]:
+    def _keep_heads(self, number: int, block: DecoderBlock) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
             heads = block.heads.heads
             copies = value.view(self._copies, *self._shape[:2], heads, -1)
@@ -432,15 +432,15 @@ class _Circuit:
         """Replaces what an MLP or the last norm receives."""
 
         def change(value: Tensor) -> Tensor:
-            stream = self._streams_of(number, [0])[0][0]
+            residual = self._residuals_of(number, [0])[0][0]
             if norm is not None:
-                stream = behind_norm(self._decoder, norm, stream)
-            return torch.cat([stream] * self._copies).reshape(value.shape)
+                residual = behind_norm(self._decoder, norm, residual)
+            return torch.cat([residual] * self._copies).reshape(value.shape)
 
         return change
 
     def _projected(
-        self, number: int, block: Block, name: str, kinds: tuple[EdgeInput, ...]
+        self, number: int, block: DecoderBlock, name: str, kinds: tuple[EdgeInput, ...]
     ) -> Callable[[Tensor], Tensor]:
         """Replaces what a projection returns: q, k or v of all heads."""
         decoder = self._decoder
@@ -451,8 +451,8 @@ class _Circuit:
             for kind in kinds:
                 at = get_args(EdgeInput).index(kind)
                 inputs = range(at, 3 * block.heads.heads, 3)
-                streams, which = self._streams_of(number, inputs)
-                normed = behind_norm(decoder, decoder.readers[number].norm, streams)
+                residuals, which = self._residuals_of(number, inputs)
+                normed = behind_norm(decoder, decoder.readers[number].norm, residuals)
                 for head in range(block.heads.heads):
                     columns = block.heads.columns(head, kind).columns
                     copies = slice(None) if kind == "q" else head % block.group
@@ -465,8 +465,8 @@ class _Circuit:
 
         return change
 
-    def _streams_of(self, number: int, inputs: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """The streams that some inputs of the readers read.
+    def _residuals_of(self, number: int, inputs: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The residual streams that some inputs of the readers read.
 
         Returns:
             the different ones, [different, batch, tokens, width], and which of them each has.
@@ -474,7 +474,7 @@ class _Circuit:
         readers = self._decoder.readers[number]
         mask = self._mask[readers.edges].view(len(readers.inputs), readers.upstream)
         different, which = torch.unique(mask[list(inputs)], dim=0, return_inverse=True)
-        found = self._streams[number].expand(len(different), *self._shape).clone()
+        found = self._residuals[number].expand(len(different), *self._shape).clone()
         for at, writers in enumerate(self._decoder.writers):
             there = different[:, writers.begin : writers.end]
             if writers.end <= readers.upstream and there.any():

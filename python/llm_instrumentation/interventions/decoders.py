@@ -1,8 +1,9 @@
 """How pre-norm decoders are built, for each architecture, and the nodes and edges of their graphs.
 
-In a pre-norm decoder each attention and each MLP reads a norm of the residual stream, and adds what
-it returns to the stream. So the stream is a sum: of the embeddings, of what each head has written,
-and of what each MLP has written. An edge is the part of one writer in what one reader reads.
+In a pre-norm decoder each attention and each MLP reads a norm of the residual stream, and adds to
+it what it returns. So the residual stream is a sum: of the embeddings, of what each head has
+written, and of what each MLP has written. An edge is the part of one writer in what one reader
+reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads
 
-__all__ = ["Decoder", "DecoderLayout", "decoder", "register_decoder"]
+__all__ = ["DecoderLayout", "PreNormDecoder", "decoder", "register_decoder"]
 
 _INPUTS: tuple[EdgeInput, ...] = ("q", "k", "v")
 
@@ -39,9 +40,9 @@ class DecoderLayout:
             input is what `mlp_norm` returns.
         mlp_norm: the norm before the MLP, relative to a layer. It may be that of the attention.
         final_norm: the norm before the unembedding, relative to the model.
-        mlp_out: the module that returns what is added to the stream; None: `mlp`.
-        parallel: attention and MLP of a layer read the same stream, so no edge leads from one to
-            the other. A text is the attribute of the layers that says so.
+        mlp_out: the module that returns what is added to the residual stream; None: `mlp`.
+        parallel: attention and MLP of a layer read the same sum, so no edge leads from one to the
+            other. A text is the attribute of the layers that says so.
         pre_norm: the attribute of the layers that says that the norms come first; None: they do.
     """
 
@@ -101,7 +102,7 @@ def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> Non
                           "post_attention_layernorm", "model.norm"),
         )
 
-    The first run of each function checks that the stream is the sum that the layout says.
+    The first run of each function checks that the residual stream is the sum that the layout says.
 
     Args:
         model: the class of the models, or its name.
@@ -112,7 +113,7 @@ def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> Non
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class DecoderBlock:
     """A layer of a decoder: the names of its modules, and its heads."""
 
     layer: str
@@ -144,7 +145,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Writers:
-    """Nodes that write to the stream at one place: the input, the heads of a layer, or an MLP."""
+    """Nodes that write at one place: the input, the heads of a layer, or an MLP."""
 
     kind: Literal["input", "heads", "mlp"]
     layer: int
@@ -159,7 +160,7 @@ class Writers:
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """What reads the stream at one place: all heads of a layer, an MLP, or the logits.
+    """What reads the residual stream at one place: all heads of a layer, an MLP, or the logits.
 
     Attributes:
         kind, layer: which.
@@ -182,7 +183,7 @@ class Readers:
         return slice(self.begin, self.begin + len(self.inputs) * self.upstream)
 
 
-class Decoder:
+class PreNormDecoder:
     """A pre-norm decoder as a graph.
 
     Edges into k and v lead to query heads, also where these share a key and value head. Then each
@@ -192,11 +193,11 @@ class Decoder:
         model: the model.
         blocks: its layers.
         final_norm: the name of the norm before the unembedding.
-        writers: what writes to the stream, in order.
+        writers: what writes to the residual stream, in order.
         readers: what reads it, in order.
     """
 
-    def __init__(self, model: nn.Module, blocks: tuple[Block, ...], final_norm: str) -> None:
+    def __init__(self, model: nn.Module, blocks: tuple[DecoderBlock, ...], final_norm: str) -> None:
         self.model = model
         self.blocks = blocks
         self.final_norm = final_norm
@@ -222,7 +223,7 @@ class Decoder:
         self.readers = tuple(readers)
 
     def __repr__(self) -> str:
-        return f"<Decoder: {len(self.blocks)} layers, {self.size:,} edges>"
+        return f"<PreNormDecoder: {len(self.blocks)} layers, {self.size:,} edges>"
 
     @property
     def size(self) -> int:
@@ -231,7 +232,7 @@ class Decoder:
 
     @property
     def sources(self) -> list[str]:
-        """The nodes that write to the stream, in order."""
+        """The nodes that write to the residual stream, in order."""
         return [node for one in self.writers for node in one.nodes]
 
     def edges(self) -> Iterator[EdgeKey]:
@@ -280,7 +281,7 @@ class Decoder:
         return found
 
 
-def decoder(model: nn.Module) -> Decoder:
+def decoder(model: nn.Module) -> PreNormDecoder:
     """A model as a pre-norm decoder.
 
     Raises:
@@ -295,8 +296,8 @@ def decoder(model: nn.Module) -> Decoder:
         for begin, why in sorted(_REFUSED.items(), reverse=True):
             if kind.startswith(begin):
                 raise UnsupportedError(
-                    f"{kind} is no pre-norm decoder: {why}, so the stream is not the sum of what "
-                    "heads and MLPs write. Nodes can be patched, edges cannot"
+                    f"{kind} is no pre-norm decoder: {why}, so the residual stream is not the sum "
+                    "of what heads and MLPs write. Nodes can be patched, edges cannot"
                 )
         raise UnsupportedError(
             f"it is not known how {kind} is built: say it with register_decoder, if it is a "
@@ -305,7 +306,13 @@ def decoder(model: nn.Module) -> Decoder:
     return _built(original, names[0], layout)
 
 
-def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
+def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder:
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"{kind} is on {' and '.join(devices)}, and edges need all layers on one device: move "
+            f'it with .to("{devices[0]}")'
+        )
     heads = attention_heads(model)
     blocks = []
     try:
@@ -330,7 +337,7 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
             for part in (layout.attention_norm, layout.mlp, layout.mlp_norm, mlp_out):
                 layer.get_submodule(part)
             blocks.append(
-                Block(
+                DecoderBlock(
                     name, found, f"{name}.{layout.attention_norm}", f"{name}.{layout.mlp}",
                     f"{name}.{layout.mlp_norm}", f"{name}.{mlp_out}", parallel,
                 )
@@ -342,4 +349,4 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> Decoder:
         ) from error
     if not blocks:
         raise UnsupportedError(f"{kind} has no layers in {layout.layers!r}")
-    return Decoder(model, tuple(blocks), layout.final_norm)
+    return PreNormDecoder(model, tuple(blocks), layout.final_norm)

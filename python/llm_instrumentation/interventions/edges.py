@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
-from ._effects_of_edges import effects_graph, precise
-from ._streams import Written, before_norm, behind_norm, check_linear, linear, written
-from .decoders import Block, Decoder, Readers, decoder
+from ._edge_effects import effects_graph, precise
+from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
+from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, logits_of
@@ -125,7 +125,12 @@ def _points(steps: int | None) -> Iterator[tuple[float, float]]:
 
 
 def _both(
-    graph: Decoder, batch: Prompts, metric: Metric, metrics: list[list[Tensor]], *, check: bool
+    graph: PreNormDecoder,
+    batch: Prompts,
+    metric: Metric,
+    metrics: list[list[Tensor]],
+    *,
+    check: bool,
 ) -> tuple[Written, Written]:
     """The clean and the corrupted run of a batch. Their metrics are appended to the two lists."""
     found = []
@@ -149,21 +154,21 @@ def _add_products(
 
 
 def _gradients(
-    graph: Decoder, batch: Prompts, start: Tensor, metric: Metric
+    graph: PreNormDecoder, batch: Prompts, start: Tensor, metric: Metric
 ) -> Iterator[tuple[Readers, Tensor]]:
     """The gradients of the metric at what each of the readers reads, before its norm.
 
     Args:
         graph: the decoder.
         batch: the examples; their clean inputs run.
-        start: replaces the stream before the first layer.
+        start: replaces the residual stream before the first layer.
         metric: of each example.
 
     Yields:
         the readers, and their gradients [inputs, batch, tokens, width] in float32 or float64.
     """
     leaf = start.detach().clone().requires_grad_()
-    streams: dict[int, Tensor] = {}
+    residuals: dict[int, Tensor] = {}
     ends: dict[int, Tensor] = {}
     returned: dict[str, Tensor] = {}
 
@@ -184,7 +189,7 @@ def _gradients(
 
     edits = [apply(graph.blocks[0].layer, lambda _: leaf, side="input")]
     for number, readers in enumerate(graph.readers):
-        edits.append(apply(readers.norm, keep(streams, number), side="input"))
+        edits.append(apply(readers.norm, keep(residuals, number), side="input"))
         if readers.kind == "logits":
             edits.append(apply(readers.norm, keep_own(number)))
             continue
@@ -203,18 +208,22 @@ def _gradients(
         values.sum(), wanted, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     for number, readers in enumerate(graph.readers):
-        stream = streams[number].detach().reshape(start.shape)
+        residual = residuals[number].detach().reshape(start.shape)
         if readers.kind == "heads":
             block = graph.blocks[readers.layer]
             behind = _into_heads(graph, block, ends[number], found[number], returned)
         else:
             behind = found[number].reshape(1, *start.shape)
-        gradients = before_norm(graph, readers.norm, stream, behind)
+        gradients = before_norm(graph, readers.norm, residual, behind)
         yield readers, gradients.to(torch.promote_types(gradients.dtype, torch.float32))
 
 
 def _into_heads(
-    graph: Decoder, block: Block, results: Tensor, gradient: Tensor, returned: dict[str, Tensor]
+    graph: PreNormDecoder,
+    block: DecoderBlock,
+    results: Tensor,
+    gradient: Tensor,
+    returned: dict[str, Tensor],
 ) -> Tensor:
     """The gradients at what q, k and v of each head are projections of.
 
@@ -265,7 +274,7 @@ def edge_patching(
 ) -> CausalGraph:
     """Measures the effect of each edge by a run of its own: path patching on a pre-norm decoder.
 
-    The target of the edge reads a stream in which what the source has written is that of the other
+    The target of the edge reads a sum in which what the source has written is that of the other
     run. All other readers of the source see its own value. What follows from the changed target
     flows on to the logits.
 
@@ -357,7 +366,7 @@ class _Patch:
     inputs: tuple[EdgeInput, ...]
 
     @classmethod
-    def of(cls, graph: Decoder, key: EdgeKey) -> _Patch:
+    def of(cls, graph: PreNormDecoder, key: EdgeKey) -> _Patch:
         source = graph.sources.index(key.source)
         for number, readers in enumerate(graph.readers):
             nodes = [node for node, _ in readers.inputs]
@@ -372,7 +381,7 @@ class _Patched:
     """Runs of one batch in which edges are patched, several edges side by side in the batch."""
 
     def __init__(
-        self, graph: Decoder, batch: Prompts, inputs: dict[str, Tensor], metric: Metric,
+        self, graph: PreNormDecoder, batch: Prompts, inputs: dict[str, Tensor], metric: Metric,
         base: Written, difference: Written,
     ) -> None:  # fmt: skip
         self._graph = graph
@@ -411,20 +420,20 @@ class _Patched:
         graph = self._graph
         shape = self._base.values[0].shape[1:]
 
-        def changed(stream: Tensor) -> Tensor:
-            new = stream.clone().reshape(-1, *shape)
+        def changed(residual: Tensor) -> Tensor:
+            new = residual.clone().reshape(-1, *shape)
             for rows, patch in patched:
                 new[rows] += self._difference.of_node(patch.source)
-            return new.reshape(stream.shape)
+            return new.reshape(residual.shape)
 
         if readers.kind == "logits":
             yield apply(readers.norm, changed, side="input")
             return
         kept: list[Tensor] = []
 
-        def keep(stream: Tensor) -> Tensor:
-            kept[:] = [stream]
-            return stream
+        def keep(residual: Tensor) -> Tensor:
+            kept[:] = [residual]
+            return residual
 
         yield apply(readers.norm, keep, side="input")
         block = graph.blocks[readers.layer]
@@ -441,10 +450,10 @@ class _Patched:
             def change(returned: Tensor) -> Tensor:
                 returned = returned.clone()
                 for rows, patch in patched:
-                    stream = kept[0][rows]
-                    new = stream + self._difference.of_node(patch.source)
+                    residual = kept[0][rows]
+                    new = residual + self._difference.of_node(patch.source)
                     # The difference of the projections, so that no change stays none.
-                    both = [behind_norm(graph, readers.norm, one) for one in (new, stream)]
+                    both = [behind_norm(graph, readers.norm, one) for one in (new, residual)]
                     for kind in kinds:
                         if kind in patch.inputs:
                             columns = block.heads.columns(cast(int, patch.head), kind).columns

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
-from .decoders import Decoder
+from .decoders import PreNormDecoder
 from .edits import Edit, apply
 from .installed import intervene
 
@@ -37,7 +37,7 @@ def linear(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
     )
 
 
-def check_linear(decoder: Decoder) -> None:
+def check_linear(decoder: PreNormDecoder) -> None:
     """Refuses a decoder whose projections of heads are not linear modules."""
     for block in decoder.blocks:
         for name in (block.out, *block.projections()):
@@ -45,18 +45,18 @@ def check_linear(decoder: Decoder) -> None:
 
 
 class Written:
-    """What the nodes of a decoder write to the stream in one run, without gradients.
+    """What the nodes of a decoder write to the residual stream in one run, without gradients.
 
     Heads are kept before their output projection, so all heads of a layer take as much memory as
-    one tensor of the stream.
+    one tensor of the residual stream.
 
     Args:
         decoder: the decoder.
-        values: for each of `decoder.writers` [batch, tokens, width]: the stream before the first
-            layer, the results of all heads of a layer, or what an MLP returned.
+        values: for each of `decoder.writers` [batch, tokens, width]: the residual stream before the
+            first layer, the results of all heads of a layer, or what an MLP returned.
     """
 
-    def __init__(self, decoder: Decoder, values: Sequence[Tensor]) -> None:
+    def __init__(self, decoder: PreNormDecoder, values: Sequence[Tensor]) -> None:
         self.decoder = decoder
         self.values = list(values)
 
@@ -66,14 +66,17 @@ class Written:
         return Written(self.decoder, [one - another for one, another in pairs])
 
     def spread(self, number: int) -> Tensor:
-        """What the nodes of one of the writers add to the stream: [nodes, batch, tokens, width].
+        """What the nodes of one of the writers add to the residual stream.
 
         The bias of an output projection belongs to no head.
+
+        Returns:
+            [nodes, batch, tokens, width].
         """
         return spread(self.decoder, number, self.values[number])
 
     def of_node(self, number: int) -> Tensor:
-        """What one node adds to the stream: [batch, tokens, width]."""
+        """What one node adds to the residual stream: [batch, tokens, width]."""
         at = next(i for i, one in enumerate(self.decoder.writers) if number < one.end)
         writers = self.decoder.writers[at]
         if writers.kind != "heads":
@@ -83,8 +86,8 @@ class Written:
         weight, _ = linear(self.decoder.module(block.out), block.out)
         return self.values[at][..., columns] @ weight[:, columns].T
 
-    def streams(self) -> list[Tensor]:
-        """The stream that each of `decoder.readers` reads: [batch, tokens, width] of each."""
+    def residuals(self) -> list[Tensor]:
+        """What each of `decoder.readers` reads: [batch, tokens, width] of each."""
         after = [self.values[0]]
         for writers, value in zip(self.decoder.writers[1:], self.values[1:], strict=True):
             if writers.kind == "heads":
@@ -96,7 +99,7 @@ class Written:
         return [after[ends[readers.upstream]] for readers in self.decoder.readers]
 
 
-def spread(decoder: Decoder, number: int, value: Tensor) -> Tensor:
+def spread(decoder: PreNormDecoder, number: int, value: Tensor) -> Tensor:
     """As `Written.spread`, of one value."""
     writers = decoder.writers[number]
     if writers.kind != "heads":
@@ -109,30 +112,30 @@ def spread(decoder: Decoder, number: int, value: Tensor) -> Tensor:
     return torch.einsum("bthe,dhe->hbtd", by_head, columns)
 
 
-def behind_norm(decoder: Decoder, norm: str, stream: Tensor) -> Tensor:
-    """What a norm makes of a stream. Hooks of the norm do not run."""
-    found: Tensor = decoder.module(norm).forward(stream)
+def behind_norm(decoder: PreNormDecoder, norm: str, residual: Tensor) -> Tensor:
+    """What a norm makes of a residual stream. Hooks of the norm do not run."""
+    found: Tensor = decoder.module(norm).forward(residual)
     return found
 
 
-def before_norm(decoder: Decoder, norm: str, stream: Tensor, gradients: Tensor) -> Tensor:
+def before_norm(decoder: PreNormDecoder, norm: str, residual: Tensor, gradients: Tensor) -> Tensor:
     """The gradients at the input of a norm, from those at its output.
 
     Args:
         decoder: the decoder.
         norm: the name of the norm.
-        stream: its input, [batch, tokens, width].
+        residual: its input, [batch, tokens, width].
         gradients: at its output, [several, batch, tokens, width].
     """
     with torch.enable_grad():
-        leaf = stream.detach().expand(gradients.shape).requires_grad_()
+        leaf = residual.detach().expand(gradients.shape).requires_grad_()
         output = behind_norm(decoder, norm, leaf)
         return torch.autograd.grad(output, leaf, gradients)[0]
 
 
 @torch.no_grad()
 def written(
-    decoder: Decoder, inputs: Mapping[str, Tensor], *, check: bool = False
+    decoder: PreNormDecoder, inputs: Mapping[str, Tensor], *, check: bool = False
 ) -> tuple[Written, Any]:
     """Runs the model, and keeps what its nodes write.
 
@@ -145,7 +148,7 @@ def written(
         what was written, and what the model returned.
 
     Raises:
-        UnsupportedError: the stream is not that sum.
+        UnsupportedError: the residual stream is not that sum.
     """
     values: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
@@ -179,10 +182,11 @@ def written(
     return found, output
 
 
-def _check(decoder: Decoder, found: Written, read: Mapping[int, Tensor]) -> None:
-    for number, stream in enumerate(found.streams()):
+def _check(decoder: PreNormDecoder, found: Written, read: Mapping[int, Tensor]) -> None:
+    for number, residual in enumerate(found.residuals()):
         readers = decoder.readers[number]
-        error = (read[number] - stream).float().norm() / read[number].float().norm().clamp_min(1e-9)
+        size = read[number].float().norm().clamp_min(1e-9)
+        error = (read[number] - residual).float().norm() / size
         if not error < _ROUNDING:
             raise UnsupportedError(
                 f"{readers.norm!r} receives something else than the sum of what the embeddings, "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
 from ..analysis.significance import bootstrap_interval
-from .decoders import Decoder
+from .decoders import PreNormDecoder
 from .metrics import Metric
 
 __all__ = ["effects_graph", "precise"]
@@ -24,7 +24,7 @@ def precise(values: Tensor) -> Tensor:
 
 
 def effects_graph(
-    decoder: Decoder,
+    decoder: PreNormDecoder,
     edges: Sequence[EdgeKey],
     effects: npt.NDArray[np.float32],
     *,
@@ -68,7 +68,7 @@ def effects_graph(
     )
 
 
-def _name_of(decoder: Decoder) -> str:
+def _name_of(decoder: PreNormDecoder) -> str:
     config = getattr(decoder.model, "config", None)
     return getattr(config, "name_or_path", "") or type(decoder.model).__name__
 
