@@ -253,6 +253,11 @@ def test_what_cannot_be_measured_is_refused():
         edge_attribution(model, labelled, accuracy())
     with pytest.raises(InvalidArgumentError, match="give steps for EAP-IG"):
         edge_attribution(model, prompts, kl_divergence(model, prompts))
+    with (
+        torch.inference_mode(),
+        pytest.raises(InvalidArgumentError, match=r"outside of torch.inference_mode\(\)"),
+    ):
+        edge_attribution(model, prompts, LAST)
     with pytest.raises(InvalidArgumentError, match="steps = 0"):
         edge_attribution(model, prompts, LAST, steps=0)
     for edge in ("m1->a0.h0<v>", "m0->a1.h7<v>", "m0->m0", "a0.h0@3->logits"):

@@ -163,11 +163,16 @@ def faithfulness(
     connected to the logits, until there are as many as in the circuit.
 
     Args:
-        model, prompts, metric, ablation, batch_size, progress: as for `run_circuit`.
+        model: a pre-norm decoder, as for `run_circuit`.
+        prompts: the examples.
+        metric: what is measured.
         graph: all edges with their effects, not pruned.
         shares: of all edges, rising.
         random: the number of random circuits of each size.
         seed: of the random circuits.
+        ablation: see `Ablation`.
+        batch_size: examples that run together.
+        progress: shows a bar; see `Progress`.
 
     Raises:
         UnsupportedError: (a TypeError) as for `edge_attribution`.
@@ -254,9 +259,14 @@ def minimality(
     """Measures what each edge of a circuit does in it. It takes a run for each edge.
 
     Args:
-        model, prompts, metric, ablation, batch_size, progress: as for `run_circuit`.
+        model: a pre-norm decoder, as for `run_circuit`.
+        prompts: the examples.
+        metric: what is measured.
         circuit: the circuit. Its effects do not count.
+        ablation: see `Ablation`.
+        batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples; None: without intervals.
+        progress: shows a bar; see `Progress`.
 
     Returns:
         the circuit. The effect of an edge is the metric of the circuit without this edge, minus the

@@ -88,6 +88,10 @@ def edge_attribution(
             f"the gradient of {metric.name!r} is zero at the clean run, so EAP finds nothing: give "
             "steps for EAP-IG"
         )
+    if torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            "attribution needs gradients: call it outside of torch.inference_mode()"
+        )
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)
