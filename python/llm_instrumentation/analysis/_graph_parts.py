@@ -138,8 +138,8 @@ class Edge:
         effect, low, high, p_value: as in `Node`, of an intervention on this edge alone.
 
     Raises:
-        InvalidArgumentError: (a ValueError) the edge leads from the logits or to the input; the input
-            is no input of the target; a number is NaN, infinite or out of its range.
+        InvalidArgumentError: (a ValueError) the edge leads from the logits or to the input; the
+            input is none of the target; a number is NaN, infinite or out of its range.
     """
 
     source: str

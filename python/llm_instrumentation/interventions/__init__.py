@@ -11,28 +11,53 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .attribution import attribution_patching
     from .edits import Edit, add, apply, freeze, mean, noise, replace, resample, zero
+    from .effects import Effects
     from .heads import AttentionHeads, HeadLayout, attention_heads, register_heads
     from .installed import Applied, UnusedEditError, intervene
+    from .metrics import (
+        Metric,
+        MetricError,
+        accuracy,
+        cross_entropy,
+        kl_divergence,
+        logit_difference,
+    )
+    from .nodes import sites_of
+    from .patching import ablation, activation_patching
+    from .prompts import Prompts
     from .sites import Site
 
 __all__ = [
     "Applied",
     "AttentionHeads",
     "Edit",
+    "Effects",
     "HeadLayout",
+    "Metric",
+    "MetricError",
+    "Prompts",
     "Site",
     "UnusedEditError",
+    "ablation",
+    "accuracy",
+    "activation_patching",
     "add",
     "apply",
     "attention_heads",
+    "attribution_patching",
+    "cross_entropy",
     "freeze",
     "intervene",
+    "kl_divergence",
+    "logit_difference",
     "mean",
     "noise",
     "register_heads",
     "replace",
     "resample",
+    "sites_of",
     "zero",
 ]
 
@@ -42,19 +67,31 @@ __getattr__, __dir__ = lazy(
         "Applied": ".installed",
         "AttentionHeads": ".heads",
         "Edit": ".edits",
+        "Effects": ".effects",
         "HeadLayout": ".heads",
+        "Metric": ".metrics",
+        "MetricError": ".metrics",
+        "Prompts": ".prompts",
         "Site": ".sites",
         "UnusedEditError": ".installed",
+        "ablation": ".patching",
+        "accuracy": ".metrics",
+        "activation_patching": ".patching",
         "add": ".edits",
         "apply": ".edits",
         "attention_heads": ".heads",
+        "attribution_patching": ".attribution",
+        "cross_entropy": ".metrics",
         "freeze": ".edits",
         "intervene": ".installed",
+        "kl_divergence": ".metrics",
+        "logit_difference": ".metrics",
         "mean": ".edits",
         "noise": ".edits",
         "register_heads": ".heads",
         "replace": ".edits",
         "resample": ".edits",
+        "sites_of": ".nodes",
         "zero": ".edits",
     },
 )

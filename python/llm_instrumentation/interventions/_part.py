@@ -49,6 +49,23 @@ class Part:
         changed[self._index] = values
         return changed.reshape(self.shape)
 
+    def sums(self, tensor: Tensor, rows: int) -> Tensor:
+        """The sum of the elements of each sequence of a batch.
+
+        Args:
+            tensor: of the shape.
+            rows: the number of sequences. It divides the first dimension of the shape.
+
+        Returns:
+            [rows]
+        """
+        taken = self.take(tensor)
+        if self._is_masked:
+            sums = taken.new_zeros(rows)
+            of_rows = self._index[0].to(taken.device)
+            return sums.index_add(0, of_rows, taken.flatten(1).sum(1))
+        return taken.reshape(rows, -1).sum(1)
+
     def fit(self, values: Tensor, what: str) -> Tensor:
         """The elements that belong to the site in a tensor that a caller gives.
 
@@ -120,7 +137,8 @@ class Part:
             )
             rows = self._chosen("sequences", site.sequences, self._view[0])
         index: tuple[Any, ...] = ()
-        if isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple):
+        self._is_masked = isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple)
+        if self._is_masked:
             index = self._masked(site.positions, rows)
         elif site.positions is not None:
             tokens = self._chosen("positions", site.positions, self._view[1])
