@@ -24,6 +24,7 @@ __all__ = [
     "Node",
     "Run",
     "floats",
+    "has_mask",
     "of_examples",
     "runs_of",
     "sites_to_measure",
@@ -34,9 +35,9 @@ Direction: TypeAlias = Literal["denoising", "noising"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-def floats(metric: Tensor) -> Floats:
-    """The numbers of a metric, float64 [batch]."""
-    found: Floats = metric.detach().cpu().double().numpy()
+def floats(tensor: Tensor) -> Floats:
+    """The numbers of a tensor."""
+    found: Floats = tensor.detach().cpu().double().numpy()
     return found
 
 
@@ -83,7 +84,7 @@ def sites_to_measure(
                 f"{site}: effects are measured on all sequences, in one forward call of a batch: "
                 "leave out sequences and steps"
             )
-        if _is_mask(site) and len(site.positions) != len(prompts):
+        if has_mask(site) and len(site.positions) != len(prompts):
             raise InvalidArgumentError(
                 f"{site}: the mask has {len(site.positions)} rows for {len(prompts)} examples: "
                 "give a row for each"
@@ -96,13 +97,14 @@ def sites_to_measure(
     ]
 
 
-def _is_mask(site: Site) -> bool:
+def has_mask(site: Site) -> bool:
+    """Whether the positions of a site are a mask."""
     return isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple)
 
 
 def of_examples(site: Site, examples: slice) -> Site | None:
     """A site in a batch: its mask has the rows of these examples. None: no token of them."""
-    if not _is_mask(site):
+    if not has_mask(site):
         return site
     rows = site.positions[examples]
     return dataclasses.replace(site, positions=rows) if any(map(any, rows)) else None

@@ -9,6 +9,7 @@ in the node.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from ._runs import (
     Node,
     Run,
     floats,
+    has_mask,
     of_examples,
     runs_of,
     sites_to_measure,
@@ -39,7 +41,7 @@ from .effects import Effects, effects_of
 from .installed import intervene
 from .metrics import Metric
 from .prompts import Prompts
-from .sites import Site, Spot, resolve
+from .sites import Site, Spot
 
 __all__ = ["attribution_patching"]
 
@@ -73,8 +75,10 @@ def attribution_patching(
     Args:
         model, prompts, metric, batch_size: as for `activation_patching`. Memory grows with the
             values of all sites and with what a backward pass keeps, for one batch.
-        sites: any number; all need floats. Values that all examples share, as the embeddings of
-            positions are, must be equal in both runs.
+        sites: any number; all need floats. A site of a module that runs several times has the sum
+            over its calls. If one call leads to another, as in a model that repeats a layer, the
+            sum counts some paths twice: choose `calls`. Values that all examples share, as the
+            embeddings of positions are, must be equal in both runs.
         direction: as for `activation_patching`. The gradient is that of the run that is changed.
         steps: the number of points, 2 or more; 5 is usual. None: the base run alone.
         progress: as for `activation_patching`; counts runs forward and backward.
@@ -99,6 +103,7 @@ def attribution_patching(
         )
     effects = np.zeros((len(nodes), len(prompts)))
     base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
+    places = _Places(nodes)
     total, done = len(points) * -(-len(prompts) // batch_size), 0
     with (
         reported(progress, "Attribution patching") as told,
@@ -108,7 +113,7 @@ def attribution_patching(
         told(done, total)
         for run in runs:
             at = run.examples
-            taps = _Taps(model, nodes, run, embeddings)
+            taps = _Taps(model, places, run, embeddings)
             source[at] = floats(metric(taps.run_source(), run.batch))
             for number, (alpha, weight) in enumerate(points):
                 found = taps.run_base(metric, alpha, weight)
@@ -116,8 +121,7 @@ def attribution_patching(
                     base[at] = found
                 done += 1
                 told(done, total)
-            for node, sums in taps.sums.items():
-                effects[node, at] = floats(sums)
+            effects[:, at] = taps.effects
     method = "attribution patching" + ("" if steps is None else f", {steps} integrated gradients")
     return effects_of(model, nodes, effects, base, source, metric, method, direction)
 
@@ -203,33 +207,64 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+class _Places(dict[Site, list[tuple[int, Node]]]):
+    """The sites of each tensor with their numbers, and the elements of each site."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        super().__init__()
+        for number, node in enumerate(nodes):
+            self.setdefault(node.whole, []).append((number, node))
+        self.count = len(nodes)
+        self._masked = {node.whole for node in nodes if has_mask(node.site)}
+        self._known: dict[Any, list[tuple[int, Part, slice | None]]] = {}
+
+    def parts(self, whole: Site, call: Call, run: Run) -> list[tuple[int, Part, slice | None]]:
+        """Of each site in a call: its number, its elements, and the columns of its head.
+
+        Batches of one shape share them, because there may be thousands.
+        """
+        texts = () if call.given is None else (call.given.text, call.given.decoder)
+        lengths = tuple((text.rows, text.length) for text in texts if text is not None)
+        batch = run.number if whole in self._masked else -1
+        key = (whole, call.call, call.tensor.shape, lengths, batch)
+        if key not in self._known:
+            here = [
+                (number, node.spot, of_examples(node.site, run.examples))
+                for number, node in self[whole]
+                if node.site.includes(call.step, call.call)
+            ]
+            self._known[key] = [
+                (number, _part(spot, site, call), spot.columns)
+                for number, spot, site in here
+                if site is not None
+            ]
+        return self._known[key]
+
+
+def _part(spot: Spot, site: Site, call: Call) -> Part:
+    here = spot if site is spot.site else dataclasses.replace(spot, site=site)
+    return Part(here, call.tensor.shape, call.given)
+
+
 class _Taps:
     """The tensors of all sites in the runs of one batch, and the effects so far.
 
     Args:
         model: the model.
-        nodes: the sites.
+        places: the sites.
         run: the batch.
         embeddings: the token embeddings, if they are mixed.
 
     Attributes:
-        sums: the effects so far, by the number of the node, each [examples].
+        effects: the effects so far, float64 [nodes, examples of the batch].
     """
 
-    def __init__(
-        self, model: nn.Module, nodes: Sequence[Node], run: Run, embeddings: list[Site]
-    ) -> None:
-        self.sums: dict[int, Tensor] = {}
+    def __init__(self, model: nn.Module, places: _Places, run: Run, embeddings: list[Site]) -> None:
+        self.effects = np.zeros((places.count, len(run.batch)))
         self._model = model
         self._run = run
         self._embeddings = embeddings
-        here = [of_examples(node.site, run.examples) for node in nodes]
-        known = [number for number, site in enumerate(here) if site is not None]
-        spots = resolve(model, [site for site in here if site is not None])
-        # The sites of each tensor, with the numbers of their nodes.
-        self._spots: dict[Site, list[tuple[int, Spot]]] = {}
-        for number, spot in zip(known, spots, strict=True):
-            self._spots.setdefault(nodes[number].whole, []).append((number, spot))
+        self._places = places
         # Of each call of a tensor: the value in the source run; behind the first base run
         # the difference source - base.
         self._differences: dict[Site, list[Tensor]] = {}
@@ -239,10 +274,10 @@ class _Taps:
 
     def run_source(self) -> Any:
         """Runs the model on the source inputs. Returns what the model returned."""
-        kept = Kept(list(dict.fromkeys([*self._spots, *self._embeddings])), None)
+        kept = Kept(list(dict.fromkeys([*self._places, *self._embeddings])), None)
         with torch.no_grad():
             output = kept.run(self._model, self._run.source)
-        kept.check(self._spots)
+        kept.check(self._places)
         self._sources = {
             site: list(kept.values[site]) for site in self._embeddings if site in kept.values
         }
@@ -268,12 +303,12 @@ class _Taps:
         ]
         edits += [
             Edit(whole, "tap", functools.partial(self._tap, whole, root, alpha, weight))
-            for whole in self._spots
+            for whole in self._places
         ]
         with torch.enable_grad(), intervene(self._model, *edits):
             output = self._model(**self._run.base)
             value = metric(output, self._run.batch)
-        if self._spots:
+        if self._places:
             _check_graph(output, value, metric)
             torch.autograd.grad(value.sum(), root, allow_unused=True)
         return floats(value)
@@ -311,20 +346,19 @@ class _Taps:
                 f"{whole}: the tensor has the shape {list(tensor.shape)} for {rows} examples, and "
                 "differs in the two runs, so no example has a value of its own: use batch_size=1"
             )
-        parts = [
-            (number, Part(spot, tensor.shape, call.given))
-            for number, spot in self._spots[whole]
-            if spot.site.includes(call.step, call.call)
-        ]
+        parts = self._places.parts(whole, call, self._run)
 
         def measure(gradient: Tensor) -> None:
             if shared:
                 return
             product = difference * gradient.to(difference.dtype)
-            for number, part in parts:
-                sums = weight * part.sums(product, rows)
-                before = self.sums.get(number)
-                self.sums[number] = sums if before is None else before + sums
+            summed: dict[int, Floats] = {}  # over columns, which sites of many positions share
+            for number, part, columns in parts:
+                key = -1 if columns is None else columns.start
+                if key not in summed:
+                    chosen = product if columns is None else product[..., columns]
+                    summed[key] = floats(chosen.sum(-1) if chosen.dim() > 1 else chosen)
+                self.effects[number] += weight * part.sums(summed[key], rows)
 
         tapped: Tensor = _Tap.apply(tensor, root, measure)
         return tapped

@@ -183,7 +183,7 @@ class Effects:
             "low": low,
             "high": high,
         }
-        found = pd.DataFrame(columns)
+        found: pd.DataFrame = pd.DataFrame(columns)
         for name in ("head", "position"):
             found[name] = found[name].astype("Int64")
         return found
