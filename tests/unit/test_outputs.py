@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import types
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_instrumentation.core.outputs import walk_output
+from llm_instrumentation.core.outputs import replace_tensor, split_name, walk_output
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -253,3 +255,90 @@ def test_every_tensor_is_found_once_under_a_path_that_leads_to_it(value):
     for path, tensor in found:
         first = isinstance(output, (tuple, list)) and path == ""
         assert eval("output" + ("[0]" if first else path)) is tensor
+
+
+# ---- one tensor by its name -------------------------------------------------------------------
+
+
+def parts(output):
+    return list(walk_output(output, kv_cache=False))
+
+
+@given(outputs)
+def test_each_tensor_can_be_replaced_by_its_path(value):
+    output = with_tensors(value, [])
+    before = parts(output)
+    for place, (path, tensor) in enumerate(before):
+        new, told = torch.empty(1), []
+
+        def change(at, found, told=told, new=new):
+            told.append((at, id(found)))
+            return new
+
+        changed = replace_tensor(output, path, change, of="h")
+        assert told == [(path, id(tensor))] and type(changed) is type(output)
+        expected = [*before[:place], (path, new), *before[place + 1 :]]
+        assert [(at, id(one)) for at, one in parts(changed)] == [
+            (at, id(one)) for at, one in expected
+        ]
+        assert [id(one) for _, one in parts(output)] == [id(one) for _, one in before]
+        assert replace_tensor(output, path, lambda _, found: found, of="h") is output
+
+
+@pytest.mark.parametrize(
+    ("output", "path", "named"),
+    [
+        ((A, B), "[0]", ""),
+        ([(A, B)], "", None),
+        ({"x": A, "y": B}, "", "['x']"),
+        ({"x": A, "y": B}, "[1]", "['y']"),
+        ({1: A, "y": B}, "[1]", "[1]"),
+        (Scores(A, extra=(B, C)), "['extra'][1]", ".extra[1]"),
+        (types.MappingProxyType({"x": A}), "['x']", "['x']"),
+        (CausalLMOutputWithPast(logits=A), "", "['logits']"),
+        (torch.max(torch.eye(2), 0), "[1]", "[1]"),
+    ],
+)
+def test_other_names_of_a_place(output, path, named):
+    if named is None:
+        with pytest.raises(InvalidArgumentError, match="'h': 'h' returns no tensor"):
+            replace_tensor(output, path, lambda _, found: found, of="h")
+        return
+    changed = replace_tensor(output, path, lambda at, found: torch.full((7,), len(at)), of="h")
+    assert type(changed) is type(output)
+    assert dict(walk_output(changed, kv_cache=False))[named].tolist() == [len(named)] * 7
+
+
+def test_a_changed_model_output_has_the_attribute_too():
+    output = CausalLMOutputWithPast(logits=A, hidden_states=(B, C))
+    changed = replace_tensor(output, "['hidden_states'][1]", lambda *_: A, of="h")
+    assert changed.hidden_states[1] is changed["hidden_states"][1] is A
+    assert output.hidden_states[1] is C
+
+
+def test_a_place_without_a_tensor_is_told_with_those_that_there_are():
+    with pytest.raises(InvalidArgumentError) as caught:
+        replace_tensor((A, {"x": B}, None), "[2]", lambda *_: A, of="h.0")
+    assert str(caught.value) == (
+        "'h.0[2]': 'h.0' returns no tensor at this place but tuple, which has tensors at 'h.0', "
+        "\"h.0[1]['x']\""
+    )
+    with pytest.raises(UnsupportedError, match="key-value cache"):
+        replace_tensor((A, DynamicCache()), "[1][0].keys", lambda *_: A, of="h")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("h.0", ("h.0", "")),
+        ("h.0[1]['a[0]']", ("h.0", "[1]['a[0]']")),
+        ("['logits']", ("", "['logits']")),
+        ("", ("", "")),
+        ("x[1]", ("x[1]", "")),
+        ("x[1][0]", ("x[1]", "[0]")),
+        ("h.1", None),
+        ("h.0.weight", None),
+    ],
+)
+def test_a_name_is_a_module_and_a_path(name, expected):
+    assert split_name(name, {"", "h", "h.0", "x[1]"}) == expected

@@ -186,7 +186,8 @@ def spliced(
     Raises:
         InvalidArgumentError: there is no such module, or no tensor at this place.
     """
-    modules = {original_name(name): part for name, part in model.named_modules()}
+    named = model.named_modules(remove_duplicate=False)
+    modules = {original_name(name): part for name, part in named}
     if (split := split_name(module, modules)) is None:
         near = difflib.get_close_matches(module, modules, 3, 0.3)
         raise InvalidArgumentError(

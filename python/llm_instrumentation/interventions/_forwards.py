@@ -26,6 +26,12 @@ class Attachable(Protocol):
     def attach(self) -> RemovableHandle: ...
 
 
+class Counted(Protocol):
+    """Has the number of the model's forward calls."""
+
+    steps: int
+
+
 class Forwards:
     """The forward calls of a model in a block. Steps are those of captures (`core.steps`).
 
@@ -33,15 +39,23 @@ class Forwards:
         model: the model.
         counters: the number of counters that begin at 0 in each step.
         mine: reports whether a call that begins now belongs to the block; None: all do.
+        counted: receives the number of forward calls.
     """
 
-    def __init__(self, model: nn.Module, counters: int, mine: Callable[[], bool] | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        counters: int,
+        mine: Callable[[], bool] | None,
+        counted: Counted,
+    ) -> None:
         self._model = model
+        self._counted = counted
         self._lock = threading.Lock()
         self._undo = ExitStack()
         self._watched: set[nn.Module] = set()
         self._local = threading.local()
-        self.steps = Steps(
+        self._steps = Steps(
             [model],
             counters,
             first=0,
@@ -66,7 +80,7 @@ class Forwards:
         if (encoder := encoder_of(original)) is not None:
             entries[encoder] = None
         with self._undo:
-            self._undo.callback(self.steps.forget)
+            self._undo.callback(self._steps.forget)
             known = [entry for entry in entries if has_forward(entry)]
             for entry in known:
                 self._begins(entry)
@@ -85,7 +99,7 @@ class Forwards:
         Raises:
             UnsupportedError: a backward pass recomputes the module.
         """
-        place = self.steps.here()
+        place = self._steps.here()
         if not place.mine:
             return None
         if place.again:
@@ -98,6 +112,7 @@ class Forwards:
 
     def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
         self._local.given = given_to(module, args, kwargs)
+        self._counted.steps = self._steps.count
 
     def _watch(self, module: nn.Module) -> None:
         with self._lock:
@@ -108,11 +123,11 @@ class Forwards:
     def _begins(self, entry: nn.Module) -> None:
         self._watched.add(entry)
         handle = nn.Module.register_forward_pre_hook(
-            entry, OwnHook(self.steps.enter), prepend=True, with_kwargs=True
+            entry, OwnHook(self._steps.enter), prepend=True, with_kwargs=True
         )
         self._undo.callback(handle.remove)
 
     def _ends(self, entry: nn.Module) -> None:
-        hook = OwnHook(self.steps.leave)
+        hook = OwnHook(self._steps.leave)
         handle = nn.Module.register_forward_hook(entry, hook, always_call=True)
         self._undo.callback(handle.remove)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.arguments import Given, Text
 from ..errors import InvalidArgumentError
-from .sites import Spot
+from ._spots import Spot
 
 __all__ = ["Part"]
 
@@ -120,15 +120,19 @@ class Part:
         """Booleans [batch, tokens]: no padding. None: the model was given no mask."""
         for text in self._texts:
             rows, length = text.rows, text.length
-            if text.mask is not None and self.shape[:2] in ((rows, length), (rows * length,)):
-                return text.mask[:, -length:] != 0
+            if self.shape[:2] == (rows, length) or self.shape[:1] == (rows * length,):
+                return None if text.mask is None else text.mask[:, -length:] != 0
         return None
 
     @functools.cached_property
     def _texts(self) -> list[Text]:
+        """What the model was given; first the text that the module has most likely."""
         if self._given is None:
             return []
-        return [text for text in (self._given.decoder, self._given.text) if text is not None]
+        texts = [self._given.decoder, self._given.text]
+        if self._spot.in_encoder:
+            texts.reverse()
+        return [text for text in texts if text is not None]
 
     # ---- where --------------------------------------------------------------------------------
 

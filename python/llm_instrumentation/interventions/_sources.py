@@ -9,10 +9,20 @@ from torch import Tensor
 
 from ..analysis._elements import torch_dtype
 from ..analysis.reader import Activation, ActivationReader, ActivationView, UnknownActivationError
+from ..core.sink import INPUT
 from ..errors import InvalidArgumentError
-from .sites import Spot
+from ._spots import Spot
 
-__all__ = ["Captured", "Source", "activations_of", "check_like", "check_source", "value_at"]
+__all__ = [
+    "Captured",
+    "Source",
+    "activations_of",
+    "as_tensor",
+    "check_like",
+    "check_source",
+    "each_of",
+    "value_at",
+]
 
 Captured: TypeAlias = "Activation | ActivationView | ActivationReader"
 """Values of a capture: one tensor, some, or all."""
@@ -58,7 +68,7 @@ def activations_of(source: Captured, name: str) -> list[Activation] | Activation
         UnknownActivationError: (a KeyError) there is none.
     """
     if isinstance(source, ActivationReader):
-        if name.endswith("!input") and name not in source:
+        if name.endswith(INPUT) and name not in source:
             raise UnknownActivationError(
                 f"{source.path} has no {name!r}: capture inputs too, with config.with_inputs()"
             )

@@ -23,7 +23,8 @@ from ..core.arguments import Given
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._part import Part
 from ._sources import Source, activations_of, as_tensor, check_like, check_source, each_of, value_at
-from .sites import Site, Spot, Where
+from ._spots import Spot
+from .sites import Site, Where
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,11 +87,11 @@ class Edit:
         return f"{self.kind}({self.site})"
 
     def _apply(self, call: Call) -> Tensor:
-        """The module's tensor after the edit; the same one if the values are the same."""
+        """The module's tensor after the edit; the same one if the edit returns it."""
         _check_dense(call)
         new = self._change(call)
-        if new is call.values:
-            return call.tensor
+        if new is call.tensor:
+            return new
         if not isinstance(new, Tensor):
             raise InvalidArgumentError(f"{self} returned a {type(new).__name__}, not a tensor")
         if new.shape != call.values.shape:
@@ -112,7 +113,7 @@ def _check_dense(call: Call) -> None:
 
 
 def _check_floats(call: Call, kind: str) -> None:
-    if not (call.tensor.is_floating_point() or call.tensor.is_complex()):
+    if not call.tensor.is_floating_point():
         raise UnsupportedError(f"{call.spot.site}: {kind} needs floats, not {call.tensor.dtype}")
 
 
@@ -243,6 +244,8 @@ def _own_mean(call: Call, over: str) -> Tensor:
     if over == "sequences":
         batch = call.part.batch(call.tensor)
         return call.part.take_of_batch(batch.mean(0, keepdim=True).expand(batch.shape))
+    if not call.tensor.dim():
+        return call.values
     rows = call.tensor.reshape(-1, call.tensor.shape[-1])
     if (real := call.part.real_tokens) is not None and real.numel() == len(rows):
         rows = rows[real.flatten().to(rows.device)]
@@ -263,12 +266,12 @@ def _mean_of(call: Call, of: Source, over: str) -> Tensor:
                 f"{call.spot.site}: of has the shape {list(tensor.shape)}, the mean over sequences "
                 f"needs [sequences, {', '.join(map(str, wanted))}]"
             )
-        part = tensor.detach().double().sum(0)
+        part = tensor.detach().to("cpu", torch.float64).sum(0)
         total = part if total is None else total + part
         count += len(tensor)
     if total is None or not count:
         raise InvalidArgumentError(f"{call.spot.site}: of is empty, it has no mean")
-    return (total / count).to(call.tensor.dtype)
+    return (total / count).to(call.tensor.device, call.tensor.dtype)
 
 
 def resample(
@@ -358,8 +361,8 @@ def noise(
     Args:
         site: where.
         scale: the standard deviation of the noise.
-        unit: of `scale`: "absolute", or "std" for standard deviations of the module's tensor in
-            this call, of all its elements.
+        unit: of `scale`: "absolute", or "std" for standard deviations of all elements of the
+            module's tensor in this call.
         seed: of the noise.
         where: the other parts of the site.
 
@@ -379,7 +382,7 @@ def noise(
         made = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
         factor: Any = scale
         if unit == "std":
-            factor = scale * call.tensor.detach().double().std().to(values.dtype)
+            factor = scale * call.tensor.detach().float().std(correction=0).to(values.dtype)
         noisy: Tensor = values + factor * made
         return noisy
 

@@ -15,7 +15,14 @@ from torch import nn
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["AttentionHeads", "HeadInput", "HeadLayout", "attention_heads", "register_heads"]
+__all__ = [
+    "AttentionHeads",
+    "HeadColumns",
+    "HeadInput",
+    "HeadLayout",
+    "attention_heads",
+    "register_heads",
+]
 
 HeadInput: TypeAlias = Literal["q", "k", "v"]
 """One of a head's inputs: its query, key or value."""

@@ -18,8 +18,8 @@ from ..core.own_hook import OwnHook
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._forwards import Forwards
+from ._spots import Spot, resolve
 from .edits import Call, Edit
-from .sites import Spot, resolve
 
 __all__ = ["Applied", "UnusedEditError", "check_model", "intervene"]
 
@@ -34,17 +34,13 @@ class Applied:
     Attributes:
         edits: the edits.
         counts: for each edit, at how many calls of its module it was applied.
+        steps: the number of the model's forward calls in the block.
     """
 
-    def __init__(self, edits: tuple[Edit, ...], forwards: Forwards) -> None:
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits = edits
         self.counts = [0] * len(edits)
-        self._forwards = forwards
-
-    @property
-    def steps(self) -> int:
-        """The number of the model's forward calls in the block."""
-        return self._forwards.steps.count
+        self.steps = 0
 
     def __repr__(self) -> str:
         says = ", ".join(f"{e} {n} times" for e, n in zip(self.edits, self.counts, strict=True))
@@ -96,8 +92,8 @@ def intervene(
         tensors: dict[tuple[int, str], list[int]] = {}
         for number, spot in enumerate(spots):
             tensors.setdefault((id(spot.module), spot.side), []).append(number)
-        forwards = Forwards(model, len(tensors), mine)
-        applied = Applied(edits, forwards)
+        applied = Applied(edits)
+        forwards = Forwards(model, len(tensors), mine, applied)
         hooked = [
             _Hooked(forwards, applied, counter, [(number, spots[number]) for number in numbers])
             for counter, numbers in enumerate(tensors.values())
@@ -201,7 +197,7 @@ def _dropout(module: nn.Module) -> str | None:
     if isinstance(module, _DropoutNd):
         attributes["p"] = module.p
     for name, value in attributes.items():
-        if isinstance(value, (int, float)) and value > 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return f"{name} = {value}"
     return None
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
-import torch
-from torch import Tensor, nn
+from ..core.sink import INPUT
+from ..errors import InvalidArgumentError
+from .heads import HeadInput
 
-from ..core.outputs import split_name
-from ..core.selection import has_forward, original_name
-from ..errors import InvalidArgumentError, UnsupportedError
-from .heads import HeadInput, attention_heads
+if TYPE_CHECKING:
+    from torch import Tensor
 
-__all__ = ["Indices", "Mask", "Side", "Site", "Spot", "Where", "resolve"]
+__all__ = ["Indices", "Mask", "Side", "Site", "Where"]
 
 Side: TypeAlias = Literal["output", "input"]
 Indices: TypeAlias = "int | slice | Iterable[int] | None"
 """One index, a slice, several indices, or None for all. Their order does not matter."""
 Mask: TypeAlias = "Tensor | Sequence[Sequence[bool]]"
 """Booleans [batch, tokens]: True for the tokens that are meant."""
-
-_INPUT = "!input"  # ends the names of captured inputs
 
 
 class Where(TypedDict, total=False):
@@ -80,8 +76,8 @@ class Site:
             raise InvalidArgumentError(f"layer = {self.layer!r}: give the name of a layer")
         if self.side not in get_args(Side):
             raise InvalidArgumentError(f'side = {self.side!r}: give "output" or "input"')
-        if self.layer.endswith(_INPUT):
-            object.__setattr__(self, "layer", self.layer.removesuffix(_INPUT))
+        if self.layer.endswith(INPUT):
+            object.__setattr__(self, "layer", self.layer.removesuffix(INPUT))
             object.__setattr__(self, "side", "input")
         if self.head is None:
             if self.head_input is not None:
@@ -157,7 +153,7 @@ def _canonical(name: str, value: Any) -> Any:
         value = value.tolist()
     if not isinstance(value, Iterable) or isinstance(value, str):
         return (_number(name, value),)
-    several = list(value)
+    several = [one.tolist() if hasattr(one, "tolist") else one for one in value]
     if not several:
         raise InvalidArgumentError(f"{name} is empty: leave it out for all of them")
     if isinstance(several[0], Iterable):
@@ -188,78 +184,3 @@ def _among(wanted: Any, number: int) -> bool:
         below = wanted.stop is None or number < wanted.stop
         return number >= start and below and (number - start) % step == 0
     return number in wanted
-
-
-@dataclasses.dataclass(frozen=True)
-class Spot:
-    """A site in a certain model.
-
-    Attributes:
-        site: the site.
-        module: the module that is hooked.
-        name: the name that captures give the module.
-        path: the place in its output or input.
-        side: its output or input.
-        columns: the columns of the head in the last dimension; None: all.
-        width: the width that the last dimension must have; None: any.
-    """
-
-    site: Site
-    module: nn.Module
-    name: str
-    path: str
-    side: Side
-    columns: slice | None
-    width: int | None
-
-    def captured(self, path: str) -> str:
-        """The name of the whole tensor in captures, if it is at this path."""
-        return self.name + path + (_INPUT if self.side == "input" else "")
-
-
-def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
-    """Finds sites in a model.
-
-    Raises:
-        InvalidArgumentError: there is no such layer or head; the message names similar layers.
-        UnsupportedError: the module runs no hooks.
-    """
-    modules: dict[str, nn.Module] = {}
-    for raw, module in model.named_modules(remove_duplicate=False):
-        name = original_name(raw)
-        # torch.compile's module calls the original one, which has the same name and the hooks.
-        modules[name] = module
-    first = {id(module): name for name, module in reversed(modules.items())}
-    heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
-
-    def spot(site: Site) -> Spot:
-        layer, side, columns, width = site.layer, site.side, None, None
-        if site.head is not None:
-            if layer not in heads:
-                known = _similar(layer, heads)
-                raise InvalidArgumentError(
-                    f"head = {site.head}: {layer!r} is no attention module whose heads are known: "
-                    + (f"choose {known}" if known else "say where they are with register_heads")
-                )
-            found = heads[layer].columns(site.head, site.head_input)
-            layer, side, columns, width = found.module, found.side, found.columns, found.width
-        split = split_name(layer, modules)
-        if split is None or not has_forward(modules[split[0]]):
-            raise InvalidArgumentError(
-                f"the model has no layer {layer!r}: choose {_similar(layer, modules)}"
-            )
-        name, path = split
-        module = modules[name]
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedError(
-                f"{layer!r} is TorchScript, which runs no hooks: use the original module"
-            )
-        return Spot(site, module, first[id(module)], path, side, columns, width)
-
-    return [spot(site) for site in sites]
-
-
-def _similar(layer: str, names: Iterable[str]) -> str:
-    known = [name for name in names if name]
-    near = difflib.get_close_matches(layer, known, 3, 0.3)
-    return ", ".join(map(repr, near or known[:3]))

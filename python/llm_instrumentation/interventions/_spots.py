@@ -1,0 +1,100 @@
+"""Finds sites in a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from ..core.calls import encoder_of
+from ..core.outputs import split_name
+from ..core.selection import has_forward, original_name
+from ..core.sink import INPUT
+from ..errors import InvalidArgumentError, UnsupportedError
+from .heads import attention_heads
+from .sites import Side, Site
+
+__all__ = ["Spot", "resolve"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    """A site in a certain model.
+
+    Attributes:
+        site: the site.
+        module: the module that is hooked.
+        name: the name that captures give the module.
+        path: the place in its output or input.
+        side: its output or input.
+        columns: the columns of the head in the last dimension; None: all.
+        width: the width that the last dimension must have; None: any.
+        in_encoder: the module is in the encoder of an encoder-decoder model.
+    """
+
+    site: Site
+    module: nn.Module
+    name: str
+    path: str
+    side: Side
+    columns: slice | None
+    width: int | None
+    in_encoder: bool
+
+    def captured(self, path: str) -> str:
+        """The name of the whole tensor in captures, if it is at this path."""
+        return self.name + path + (INPUT if self.side == "input" else "")
+
+
+def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
+    """Finds sites in a model.
+
+    Raises:
+        InvalidArgumentError: there is no such layer or head; the message names similar layers.
+        UnsupportedError: the module runs no hooks.
+    """
+    modules: dict[str, nn.Module] = {}
+    for raw, module in model.named_modules(remove_duplicate=False):
+        name = original_name(raw)
+        # torch.compile's module calls the original one, which has the same name and the hooks.
+        modules[name] = module
+    first = {id(module): name for name, module in reversed(modules.items())}
+    encoder = encoder_of(getattr(model, "_orig_mod", model))
+    encoding = set() if encoder is None else set(encoder.modules())
+    heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
+
+    def spot(site: Site) -> Spot:
+        layer, side, columns, width = site.layer, site.side, None, None
+        if site.head is not None:
+            if layer not in heads:
+                known = _similar(layer, heads)
+                raise InvalidArgumentError(
+                    f"head = {site.head}: {layer!r} is no attention module whose heads are known: "
+                    + (f"choose {known}" if known else "say where they are with register_heads")
+                )
+            found = heads[layer].columns(site.head, site.head_input)
+            layer, side, columns, width = found.module, found.side, found.columns, found.width
+        split = split_name(layer, modules)
+        if split is None or not has_forward(modules[split[0]]):
+            raise InvalidArgumentError(
+                f"the model has no layer {layer!r}: choose {_similar(layer, modules)}"
+            )
+        name, path = split
+        module = modules[name]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{layer!r} is TorchScript, which runs no hooks: use the original module"
+            )
+        inside = module in encoding
+        return Spot(site, module, first[id(module)], path, side, columns, width, inside)
+
+    return [spot(site) for site in sites]
+
+
+def _similar(layer: str, names: Iterable[str]) -> str:
+    known = [name for name in names if name]
+    near = difflib.get_close_matches(layer, known, 3, 0.3)
+    return ", ".join(map(repr, near or known[:3]))
