@@ -11,11 +11,12 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError
+from ._spots import Spot, resolve
 from .edits import Call, Edit
 from .installed import check_model, intervene
 from .metrics import Metric
 from .prompts import Prompts
-from .sites import Site, Spot, resolve
+from .sites import Site
 
 __all__ = [
     "Direction",

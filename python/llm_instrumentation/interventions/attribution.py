@@ -36,12 +36,13 @@ from ._runs import (
     runs_of,
     sites_to_measure,
 )
+from ._spots import Spot
 from .edits import Call, Edit
 from .effects import Effects, effects_of
 from .installed import intervene
 from .metrics import Metric
 from .prompts import Prompts
-from .sites import Site, Spot
+from .sites import Site
 
 __all__ = ["attribution_patching"]
 
