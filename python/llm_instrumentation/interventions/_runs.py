@@ -22,8 +22,8 @@ __all__ = [
     "Direction",
     "Floats",
     "Kept",
-    "Node",
     "Run",
+    "Target",
     "floats",
     "has_mask",
     "of_examples",
@@ -42,7 +42,7 @@ def floats(tensor: Tensor) -> Floats:
     return found
 
 
-class Node(NamedTuple):
+class Target(NamedTuple):
     """A site whose effect is measured.
 
     Attributes:
@@ -58,7 +58,7 @@ class Node(NamedTuple):
 
 def sites_to_measure(
     model: nn.Module, prompts: Prompts, metric: Metric, sites: Sequence[str | Site]
-) -> list[Node]:
+) -> list[Target]:
     """Checks all arguments that can be checked before the model runs.
 
     Raises:
@@ -93,7 +93,7 @@ def sites_to_measure(
     check_model(model)
     prompts.check_for(model)
     return [
-        Node(site, spot, Site(spot.name + spot.path, side=spot.side))
+        Target(site, spot, Site(spot.name + spot.path, side=spot.side))
         for site, spot in zip(given, resolve(model, given), strict=True)
     ]
 

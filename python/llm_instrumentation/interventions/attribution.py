@@ -28,8 +28,8 @@ from ._runs import (
     Direction,
     Floats,
     Kept,
-    Node,
     Run,
+    Target,
     floats,
     has_mask,
     of_examples,
@@ -104,7 +104,7 @@ def attribution_patching(
         )
     effects = np.zeros((len(nodes), len(prompts)))
     base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
-    places = _Places(nodes)
+    places = _ByTensor(nodes)
     total, done = len(points) * -(-len(prompts) // batch_size), 0
     with (
         reported(progress, "Attribution patching") as told,
@@ -208,10 +208,10 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-class _Places(dict[Site, list[tuple[int, Node]]]):
+class _ByTensor(dict[Site, list[tuple[int, Target]]]):
     """The sites of each tensor with their numbers, and the elements of each site."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Target]) -> None:
         super().__init__()
         for number, node in enumerate(nodes):
             self.setdefault(node.whole, []).append((number, node))
@@ -260,7 +260,9 @@ class _Taps:
         effects: the effects so far, float64 [nodes, examples of the batch].
     """
 
-    def __init__(self, model: nn.Module, places: _Places, run: Run, embeddings: list[Site]) -> None:
+    def __init__(
+        self, model: nn.Module, places: _ByTensor, run: Run, embeddings: list[Site]
+    ) -> None:
         self.effects = np.zeros((places.count, len(run.batch)))
         self._model = model
         self._run = run

@@ -21,7 +21,7 @@ from ..analysis.significance import (
     permutation_test,
 )
 from ..errors import InvalidArgumentError
-from ._runs import Direction, Floats, Node
+from ._runs import Direction, Floats, Target
 from .metrics import Metric
 from .nodes import node_names
 from .sites import Site
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["Effects", "effects_of"]
+__all__ = ["Effects"]
 
 _SHOWN = 20  # rows in a notebook
 # The metrics of the clean and corrupted inputs are as good as equal if their difference is below
@@ -244,7 +244,7 @@ def position_of(site: Site) -> int | None:
 
 def effects_of(
     model: nn.Module,
-    nodes: Sequence[Node],
+    nodes: Sequence[Target],
     values: Floats,
     base: Floats,
     source: Floats,

@@ -21,7 +21,7 @@ from ._forwards import Forwards
 from ._spots import Spot, resolve
 from .edits import Call, Edit
 
-__all__ = ["Applied", "UnusedEditError", "check_model", "intervene"]
+__all__ = ["Applied", "UnusedEditError", "intervene"]
 
 
 class UnusedEditError(StrapError, RuntimeError):

@@ -21,8 +21,8 @@ from ._runs import (
     Direction,
     Floats,
     Kept,
-    Node,
     Run,
+    Target,
     floats,
     of_examples,
     runs_of,
@@ -147,7 +147,7 @@ def _measured(
     model: nn.Module,
     prompts: Prompts,
     metric: Metric,
-    nodes: list[Node],
+    nodes: list[Target],
     edits: Callable[[Run], Iterable[tuple[int, Edit | None]]],
     *,
     method: str,
@@ -184,7 +184,7 @@ def _metric(model: nn.Module, metric: Metric, inputs: Mapping[str, Tensor], run:
 
 
 def _of_source_runs(
-    model: nn.Module, nodes: list[Node], run: Run
+    model: nn.Module, nodes: list[Target], run: Run
 ) -> Iterator[tuple[int, Edit | None]]:
     """The edits of a batch with values that source runs give, as many at a time as fit."""
     wanted = list(dict.fromkeys(node.whole for node in nodes))
@@ -199,7 +199,7 @@ def _of_source_runs(
 
 
 def _of_capture(
-    values: ActivationReader, nodes: list[Node], run: Run
+    values: ActivationReader, nodes: list[Target], run: Run
 ) -> Iterator[tuple[int, Edit | None]]:
     """The edits of a batch with the values of its step in a capture."""
     step = values.steps[run.number]
