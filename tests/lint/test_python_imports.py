@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "analysis": {"_native", "_pages", "core"},
-    "interventions": {"analysis", "core"},
+    "interventions": {"_pages", "analysis", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
     "serve": {"_native", "_pages", "analysis"},

@@ -11,12 +11,25 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .attribution import attribution_patching
     from .circuits import Faithfulness, faithfulness, minimality, run_circuit
     from .decoders import DecoderLayout, register_decoder
     from .edges import edge_attribution, edge_patching
     from .edits import Edit, add, apply, freeze, mean, noise, replace, resample, zero
+    from .effects import Effects
     from .heads import AttentionHeads, HeadLayout, attention_heads, register_heads
     from .installed import Applied, UnusedEditError, intervene
+    from .metrics import (
+        Metric,
+        MetricError,
+        accuracy,
+        cross_entropy,
+        kl_divergence,
+        logit_difference,
+    )
+    from .nodes import sites_of
+    from .patching import ablation, activation_patching
+    from .prompts import Prompts
     from .sites import Site
 
 __all__ = [
@@ -24,18 +37,29 @@ __all__ = [
     "AttentionHeads",
     "DecoderLayout",
     "Edit",
+    "Effects",
     "Faithfulness",
     "HeadLayout",
+    "Metric",
+    "MetricError",
+    "Prompts",
     "Site",
     "UnusedEditError",
+    "ablation",
+    "accuracy",
+    "activation_patching",
     "add",
     "apply",
     "attention_heads",
+    "attribution_patching",
+    "cross_entropy",
     "edge_attribution",
     "edge_patching",
     "faithfulness",
     "freeze",
     "intervene",
+    "kl_divergence",
+    "logit_difference",
     "mean",
     "minimality",
     "noise",
@@ -44,6 +68,7 @@ __all__ = [
     "replace",
     "resample",
     "run_circuit",
+    "sites_of",
     "zero",
 ]
 
@@ -55,17 +80,28 @@ __getattr__, __dir__ = lazy(
         "DecoderLayout": ".decoders",
         "Edit": ".edits",
         "Faithfulness": ".circuits",
+        "Effects": ".effects",
         "HeadLayout": ".heads",
+        "Metric": ".metrics",
+        "MetricError": ".metrics",
+        "Prompts": ".prompts",
         "Site": ".sites",
         "UnusedEditError": ".installed",
+        "ablation": ".patching",
+        "accuracy": ".metrics",
+        "activation_patching": ".patching",
         "add": ".edits",
         "apply": ".edits",
         "attention_heads": ".heads",
         "edge_attribution": ".edges",
         "edge_patching": ".edges",
         "faithfulness": ".circuits",
+        "attribution_patching": ".attribution",
+        "cross_entropy": ".metrics",
         "freeze": ".edits",
         "intervene": ".installed",
+        "kl_divergence": ".metrics",
+        "logit_difference": ".metrics",
         "mean": ".edits",
         "minimality": ".circuits",
         "noise": ".edits",
@@ -74,6 +110,7 @@ __getattr__, __dir__ = lazy(
         "replace": ".edits",
         "resample": ".edits",
         "run_circuit": ".circuits",
+        "sites_of": ".nodes",
         "zero": ".edits",
     },
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -48,6 +50,26 @@ class Part:
         changed = _copied(tensor, tensor).reshape(self._view)
         changed[self._index] = values
         return changed.reshape(self.shape)
+
+    def sums(self, values: npt.NDArray[np.float64], rows: int) -> npt.NDArray[np.float64]:
+        """The sum of the elements of each sequence of a batch.
+
+        Args:
+            values: of the shape without the last dimension: sums over the head's columns, or over
+                all if the site is no head.
+            rows: the number of sequences. It divides the first dimension of the shape.
+
+        Returns:
+            [rows]
+        """
+        if self._places:
+            places = tuple(one.numpy() if isinstance(one, Tensor) else one for one in self._places)
+            values = values.reshape(self._view[:-1])[places]
+            if self._is_masked:
+                values = values.reshape(len(values), -1).sum(1)
+                return np.asarray(np.bincount(places[0], values, rows), np.float64)
+        sums: npt.NDArray[np.float64] = values.reshape(rows, -1).sum(1)
+        return sums
 
     def fit(self, values: Tensor, what: str) -> Tensor:
         """The elements that belong to the site in a tensor that a caller gives.
@@ -124,7 +146,8 @@ class Part:
             )
             rows = self._chosen("sequences", site.sequences, self._view[0])
         index: tuple[Any, ...] = ()
-        if isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple):
+        self._is_masked = isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple)
+        if self._is_masked:
             index = self._masked(site.positions, rows)
         elif site.positions is not None:
             tokens = self._chosen("positions", site.positions, self._view[1])
@@ -136,6 +159,7 @@ class Part:
                 f"{site}: the tensor has the shape {list(self.shape)}, and the heads of "
                 f"{spot.name!r} have {spot.width} columns: see register_heads"
             )
+        self._places = index
         return (*index, ..., spot.columns) if spot.columns is not None else index
 
     def _batched(self, *, tokens: bool, sequences: bool) -> torch.Size:

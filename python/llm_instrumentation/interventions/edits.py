@@ -41,6 +41,7 @@ class Call:
         name: the name of the tensor in captures.
         part: the elements of the site.
         values: these elements of the tensor.
+        given: what the model was given in this step; None: unknown.
         step: number of the model's forward call in the block.
         call: call of the module within the step.
         kept: what the edit keeps until the end of the block.
@@ -53,6 +54,7 @@ class Call:
         self.spot = spot
         self.tensor = tensor
         self.name = spot.captured(path)
+        self.given = given
         self.part = Part(spot, tensor.shape, given)
         self.step = step
         self.call = call

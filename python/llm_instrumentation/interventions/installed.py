@@ -86,7 +86,7 @@ def intervene(
             raise InvalidArgumentError(
                 f"{edit!r} is no edit: give zero(...), replace(...) and so on"
             )
-    _check_model(model)
+    check_model(model)
     spots = resolve(model, [edit.site for edit in edits])
     with scoped(scope) as mine, run_eagerly([model], when="in the block of intervene"):
         tensors: dict[tuple[int, str], list[int]] = {}
@@ -174,7 +174,7 @@ class _Hooked:
         return new
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """Refuses models in which edits would not do what they say."""
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(f"the model is a {type(model).__name__}: give a torch.nn.Module")

@@ -35,17 +35,25 @@ class Metric:
 
         Metric("logit of the first word", lambda logits, batch: logits[:, -1, 0])
 
+    For a model without logits say what the function gets::
+
+        Metric("norm", lambda found, batch: found.norm(dim=1), reads=lambda out: out.pooler_output)
+
     Attributes:
         name: for tables and graphs.
-        function: gets the logits, [batch, tokens, vocabulary], and the examples of the batch.
-            Returns floats [batch].
+        function: gets the logits, [batch, tokens, vocabulary] or what `reads` returns, and the
+            examples of the batch. Returns floats [batch].
         flat_at_clean: the gradient is zero where the model runs as on the clean inputs, as that of
             a distance from them is.
+        differentiable: the function has a gradient with regard to the logits. Attribution needs it.
+        reads: gets what the model returned, and returns a tensor for `function`. None: the logits.
     """
 
     name: str
     function: Callable[[Tensor, Prompts], Tensor] = dataclasses.field(repr=False)
     flat_at_clean: bool = False
+    differentiable: bool = True
+    reads: Callable[[Any], Tensor] | None = dataclasses.field(default=None, repr=False)
 
     def __call__(self, output: Any, batch: Prompts) -> Tensor:
         """The numbers of a batch, [batch].
@@ -55,10 +63,21 @@ class Metric:
             batch: its examples.
 
         Raises:
-            MetricError: (a ValueError) the function returned something else, or NaN.
+            MetricError: (a ValueError) the function failed, or returned something else, or NaN. The
+                message names the example, or the first and last one of the batch.
             InvalidArgumentError: the model returned no logits, or a label is missing.
         """
-        found = self.function(logits_of(output), batch)
+        given = self.tensor_of(output)
+        try:
+            found = self.function(given, batch)
+        except StrapError:
+            raise
+        except Exception as error:
+            first, last = int(batch.places[0]), int(batch.places[-1])
+            raise MetricError(
+                f"{self.name!r} failed with a tensor {list(given.shape)} of the examples "
+                f"{first} to {last}: {error!r}"
+            ) from error
         if not isinstance(found, Tensor):
             raise MetricError(f"{self.name!r} returned a {type(found).__name__}, not a tensor")
         if found.shape != (len(batch),):
@@ -75,6 +94,21 @@ class Metric:
             )
         return found
 
+    def tensor_of(self, output: Any) -> Tensor:
+        """The tensor that the function gets, of what the model returned.
+
+        Raises:
+            InvalidArgumentError: `reads` returned no tensor, or the model no logits.
+        """
+        if self.reads is None:
+            return logits_of(output)
+        found = self.reads(output)
+        if not isinstance(found, Tensor):
+            raise InvalidArgumentError(
+                f"reads of {self.name!r} returned a {type(found).__name__}: return a tensor"
+            )
+        return found
+
 
 def logits_of(output: Any) -> Tensor:
     """The logits in what a model returned: its `logits`, its first tensor, or the tensor itself.
@@ -88,7 +122,7 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise InvalidArgumentError(
             f"the model returned a {type(output).__name__} without logits: use the class with its "
-            "head, as AutoModelForCausalLM"
+            "head, as AutoModelForCausalLM, or a Metric with reads"
         )
     return found
 
@@ -155,7 +189,7 @@ def accuracy(correct: str = "correct", *, position: int | None = None) -> Metric
         best = _at(logits, batch, position).argmax(-1)
         return (best == batch.label(correct).to(best.device)).float()
 
-    return Metric("accuracy", right)
+    return Metric("accuracy", right, differentiable=False)
 
 
 @torch.no_grad()

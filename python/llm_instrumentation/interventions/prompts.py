@@ -143,9 +143,13 @@ class Prompts:
 
     @property
     def last(self) -> Tensor:
-        """The column of the last token of each example, without padding: int64, [examples]."""
-        ids = next(iter(self.clean.values()))
-        mask = self.clean.get(_MASK)
+        """The column of the last token of each example, without padding: int64, [examples].
+
+        With an encoder and a decoder, that of the decoder.
+        """
+        side = "decoder_" if "decoder_input_ids" in self.clean else ""
+        ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
+        mask = self.clean.get(f"{side}{_MASK}")
         if mask is None:
             return torch.full((len(self),), ids.shape[1] - 1, device=ids.device)
         columns = torch.arange(mask.shape[1], device=mask.device)

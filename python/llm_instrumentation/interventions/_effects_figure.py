@@ -1,0 +1,112 @@
+"""Draws effects of nodes: a heat map of layers and heads or positions, or bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._extras import extra
+from .._pages import drawing
+from ..analysis import _canvas
+from ..errors import InvalidArgumentError
+from .effects import position_of
+
+with extra("report", "A figure"):
+    import matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .effects import Effects
+
+__all__ = ["plot_effects"]
+
+# Red to blue over white: as light on both sides, so that equal effects look equally strong.
+_SIGNED = "RdBu"
+
+
+def plot_effects(effects: Effects, ax: Axes | None) -> Axes:
+    """See `Effects.plot`."""
+    heads = any(site.head is not None for site in effects.sites)
+    positions = [position_of(site) for site in effects.sites]
+    if heads:
+        columns = ["MLP" if site.head is None else str(site.head) for site in effects.sites]
+        rows = [_layer(name) for name in effects.nodes]
+        return _heat_map(effects, rows, columns, "Head", ax)
+    if all(position is not None for position in positions):
+        rows = [name.rpartition("@")[0] for name in effects.nodes]
+        return _heat_map(effects, rows, [str(one) for one in positions], "Position", ax)
+    return _bars(effects, ax)
+
+
+def _layer(node: str) -> str:
+    """The layer of a head or a feed-forward block: that of a3.h5 and m3 is 3."""
+    name = node.partition("@")[0].partition(" ")[0].partition(".h")[0]
+    return name[1:] if name[:1] in ("a", "m") and name[1:].isdigit() else name
+
+
+def _heat_map(
+    effects: Effects, rows: list[str], columns: list[str], label: str, ax: Axes | None
+) -> Axes:
+    row_of = {name: at for at, name in enumerate(dict.fromkeys(rows))}
+    ordered = sorted(dict.fromkeys(columns), key=lambda name: (not _is_number(name), _key(name)))
+    column_of = {name: at for at, name in enumerate(ordered)}
+    matrix = np.full((len(row_of), len(column_of)), np.nan)
+    mean = effects.mean
+    for at, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        cell = row_of[row], column_of[column]
+        if not np.isnan(matrix[cell]):
+            raise InvalidArgumentError(
+                f"{effects.nodes[at]!r} has the cell of another node, layer {row} and "
+                f"{label.lower()} {column}: draw the effects of fewer sites"
+            )
+        matrix[cell] = mean[at]
+    size = _canvas.sized(list(row_of), len(ordered))
+    with _canvas.canvas(ax, size) as axes:
+        most = float(np.nanmax(np.abs(matrix))) or 1.0
+        label_of_colors = f"Effect on {effects.metric}"
+        _canvas.heat_map(axes, matrix, _SIGNED, label_of_colors, limits=(-most, most))
+        _canvas.layers_on_y(axes, list(row_of))
+        _canvas.tokens_on_x(axes, ordered, label)
+        _canvas.title(axes, _title(effects), _remark(effects))
+        return axes
+
+
+def _is_number(name: str) -> bool:
+    return name.lstrip("-").isdigit()
+
+
+def _key(name: str) -> int:
+    return int(name) if _is_number(name) else 0
+
+
+def _bars(effects: Effects, ax: Axes | None) -> Axes:
+    mean = effects.mean
+    low, high = effects._ends(slice(None))
+    with _canvas.canvas(ax, _canvas.sized(effects.nodes)) as axes:
+        places = np.arange(len(mean))
+        negative, positive = matplotlib.colormaps[_SIGNED]([0.15, 0.85])
+        colors = [positive if value >= 0 else negative for value in mean]
+        axes.barh(places, mean, height=0.7, color=colors)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        axes.hlines(places[bounded], low[bounded], high[bounded], color=drawing.INK, linewidth=1)
+        axes.set_ylim(len(mean) - 0.5, -0.5)
+        axes.axvline(0, color=drawing.INK, linewidth=0.6)
+        _canvas.layers_on_y(axes, effects.nodes)
+        axes.grid(True, axis="x")
+        axes.set_axisbelow(True)
+        axes.set_xlabel(f"Effect on {effects.metric}")
+        _canvas.title(axes, _title(effects), _remark(effects))
+        return axes
+
+
+def _title(effects: Effects) -> str:
+    return f"Effect of each node: {effects.method}"
+
+
+def _remark(effects: Effects) -> str:
+    return (
+        f"{effects.direction}, {effects.values.shape[1]:,} examples; {effects.metric} "
+        f"{effects.clean.mean():.3g} clean, {effects.corrupted.mean():.3g} corrupted"
+    )

@@ -1,0 +1,410 @@
+"""Attribution patching: effects of all nodes at once, estimated from gradients::
+
+    found = attribution_patching(model, prompts, logit_difference(), sites_of(model, "heads"))
+
+The effect of a node is about the sum over its elements of (its value in the source run - its value
+in the base run) times the gradient of the metric. The estimate is exact where the metric is linear
+in the node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._warn import warn
+from ..analysis._progress import Progress, reported
+from ..core.selection import original_name
+from ..errors import InvalidArgumentError, UnsupportedError
+from ._part import Part
+from ._runs import (
+    Direction,
+    Floats,
+    Kept,
+    Run,
+    Target,
+    floats,
+    has_mask,
+    of_examples,
+    runs_of,
+    sites_to_measure,
+)
+from ._spots import Spot
+from .edits import Call, Edit
+from .effects import Effects, effects_of
+from .installed import intervene
+from .metrics import Metric
+from .prompts import Prompts
+from .sites import Site
+
+__all__ = ["attribution_patching"]
+
+_IDS = frozenset({"input_ids", "decoder_input_ids"})
+
+
+def attribution_patching(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    sites: Sequence[str | Site],
+    *,
+    direction: Direction = "denoising",
+    steps: int | None = None,
+    batch_size: int = 16,
+    progress: Progress = None,
+) -> Effects:
+    """Estimates the effect that `activation_patching` measures, for all sites together.
+
+    For each batch the model runs once on the source inputs, and once forward and backward on the
+    base inputs. With `steps` it runs forward and backward at that many points from the base to the
+    source. They are evenly spaced, with both ends. At each the token embeddings are a mixture of
+    those of the two runs, and the gradients are averaged by the trapezoid rule: integrated
+    gradients of the inputs, as in EAP-IG. Then the effects of the embeddings of all tokens add up
+    to the difference of the metric between the two runs, except for the error of the rule.
+
+    The gradients of parameters are not computed, and `Parameter.grad` stays as it is.
+    `requires_grad` of the parameters is False until the function returns. So no other thread may
+    train the model meanwhile.
+
+    Args:
+        model, prompts, metric, batch_size: as for `activation_patching`. Memory grows with the
+            values of all sites and with what a backward pass keeps, for one batch.
+        sites: any number; all need floats. A site of a module that runs several times has the sum
+            over its calls. If one call leads to another, as in a model that repeats a layer, the
+            sum counts some paths twice: choose `calls`. Values that all examples share, as the
+            embeddings of positions are, must be equal in both runs.
+        direction: as for `activation_patching`. The gradient is that of the run that is changed.
+        steps: the number of points, 2 or more; 5 is usual. None: the base run alone.
+        progress: as for `activation_patching`; counts runs forward and backward.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) as for `activation_patching`; `steps` is below 2; with
+            `steps`, the two inputs differ in more than token ids.
+        UnsupportedError: (a TypeError) as for `activation_patching`; the metric or the model has no
+            gradient, as accuracy, or a quantized model; a site has integers, or values that the
+            examples share and that differ; with `steps`, the model has no known embeddings.
+        MetricError: (a ValueError) the metric is not one finite number for each example.
+    """
+    nodes = sites_to_measure(model, prompts, metric, sites)
+    runs = runs_of(prompts, batch_size, direction)
+    _check_gradients(model, metric)
+    points = _points(steps)
+    embeddings = [] if steps is None else _embeddings(model, prompts)
+    if metric.flat_at_clean and direction == "noising" and steps is None:
+        warn(
+            f"{metric.name!r} has no gradient where the model runs on the clean inputs, so all "
+            "effects will be about 0: give steps=5, or direction='denoising'"
+        )
+    effects = np.zeros((len(nodes), len(prompts)))
+    base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
+    places = _ByTensor(nodes)
+    total, done = len(points) * -(-len(prompts) // batch_size), 0
+    with (
+        reported(progress, "Attribution patching") as told,
+        torch.inference_mode(False),
+        _frozen(model),
+    ):
+        told(done, total)
+        for run in runs:
+            at = run.examples
+            taps = _Taps(model, places, run, embeddings)
+            source[at] = floats(metric(taps.run_source(), run.batch))
+            for number, (alpha, weight) in enumerate(points):
+                found = taps.run_base(metric, alpha, weight)
+                if number == 0:
+                    base[at] = found
+                done += 1
+                told(done, total)
+            effects[:, at] = taps.effects
+    method = "attribution patching" + ("" if steps is None else f", {steps} integrated gradients")
+    return effects_of(model, nodes, effects, base, source, metric, method, direction)
+
+
+def _points(steps: int | None) -> list[tuple[float, float]]:
+    """Where gradients are taken, from 0 (base) to 1 (source), each with its weight."""
+    if steps is None:
+        return [(0.0, 1.0)]
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
+        raise InvalidArgumentError(f"steps = {steps!r}: give an integer from 2 on, or None")
+    inner = 1 / (steps - 1)
+    return [(k * inner, inner / 2 if k in (0, steps - 1) else inner) for k in range(steps)]
+
+
+def _check_gradients(model: nn.Module, metric: Metric) -> None:
+    """
+    Raises:
+        UnsupportedError: there are no gradients, as far as that is known before the model runs.
+    """
+    if not metric.differentiable:
+        raise UnsupportedError(
+            f"{metric.name!r} has no gradient: use logit_difference or cross_entropy, or measure "
+            "with activation_patching"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise UnsupportedError(
+                f"{name!r} was made in torch.inference_mode(), so nothing has gradients: load the "
+                "model outside of it"
+            )
+        if not parameter.is_floating_point() and not parameter.is_complex():
+            raise UnsupportedError(
+                f"{name!r} is quantized ({parameter.dtype}), and gradients may not pass through "
+                "it: load the model in float32 or bfloat16, or measure with activation_patching"
+            )
+    for name, module in model.named_modules():
+        if ".quantized" in type(module).__module__:
+            raise UnsupportedError(
+                f"{name!r} is quantized ({type(module).__name__}), and gradients do not pass "
+                "through it: use the original model, or measure with activation_patching"
+            )
+
+
+def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
+    """The sites of the token embeddings. An encoder and a decoder may share weights.
+
+    Raises:
+        UnsupportedError: the model has none that are known.
+        InvalidArgumentError: the inputs differ in something else than token ids.
+    """
+    for name, clean in prompts.clean.items():
+        if name not in _IDS and not torch.equal(clean, prompts.corrupted[name]):
+            raise InvalidArgumentError(
+                f"the clean and corrupted {name!r} differ, and steps mix token embeddings only: "
+                "give pairs that differ in token ids, or leave steps out"
+            )
+    known = getattr(model, "get_input_embeddings", lambda: None)()
+    weight = getattr(known, "weight", None)
+    found = [
+        Site(original_name(name))
+        for name, module in model.named_modules()
+        if module is known
+        or (isinstance(module, nn.Embedding) and weight is not None and module.weight is weight)
+    ]
+    if not found:
+        raise UnsupportedError(
+            f"steps need the module of the token embeddings, and {type(model).__name__} has no "
+            "get_input_embeddings(): leave steps out"
+        )
+    return found
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter requires a gradient in the block. So graphs are smaller, and begin at sites."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+class _ByTensor(dict[Site, list[tuple[int, Target]]]):
+    """The sites of each tensor with their numbers, and the elements of each site."""
+
+    def __init__(self, nodes: Sequence[Target]) -> None:
+        super().__init__()
+        for number, node in enumerate(nodes):
+            self.setdefault(node.whole, []).append((number, node))
+        self.count = len(nodes)
+        self._masked = {node.whole for node in nodes if has_mask(node.site)}
+        self._known: dict[Any, list[tuple[int, Part, slice | None]]] = {}
+
+    def parts(self, whole: Site, call: Call, run: Run) -> list[tuple[int, Part, slice | None]]:
+        """Of each site in a call: its number, its elements, and the columns of its head.
+
+        Batches of one shape share them, because there may be thousands.
+        """
+        texts = () if call.given is None else (call.given.text, call.given.decoder)
+        lengths = tuple((text.rows, text.length) for text in texts if text is not None)
+        batch = run.number if whole in self._masked else -1
+        key = (whole, call.call, call.tensor.shape, lengths, batch)
+        if key not in self._known:
+            here = [
+                (number, node.spot, of_examples(node.site, run.examples))
+                for number, node in self[whole]
+                if node.site.includes(call.step, call.call)
+            ]
+            self._known[key] = [
+                (number, _part(spot, site, call), spot.columns)
+                for number, spot, site in here
+                if site is not None
+            ]
+        return self._known[key]
+
+
+def _part(spot: Spot, site: Site, call: Call) -> Part:
+    here = spot if site is spot.site else dataclasses.replace(spot, site=site)
+    return Part(here, call.tensor.shape, call.given)
+
+
+class _Taps:
+    """The tensors of all sites in the runs of one batch, and the effects so far.
+
+    Args:
+        model: the model.
+        places: the sites.
+        run: the batch.
+        embeddings: the token embeddings, if they are mixed.
+
+    Attributes:
+        effects: the effects so far, float64 [nodes, examples of the batch].
+    """
+
+    def __init__(
+        self, model: nn.Module, places: _ByTensor, run: Run, embeddings: list[Site]
+    ) -> None:
+        self.effects = np.zeros((places.count, len(run.batch)))
+        self._model = model
+        self._run = run
+        self._embeddings = embeddings
+        self._places = places
+        # Of each call of a tensor: the value in the source run; behind the first base run
+        # the difference source - base.
+        self._differences: dict[Site, list[Tensor]] = {}
+        # Of each call: the token embeddings of the two runs.
+        self._sources: dict[Site, list[Tensor]] = {}
+        self._bases: dict[Site, list[Tensor]] = {}
+
+    def run_source(self) -> Any:
+        """Runs the model on the source inputs. Returns what the model returned."""
+        kept = Kept(list(dict.fromkeys([*self._places, *self._embeddings])), None)
+        with torch.no_grad():
+            output = kept.run(self._model, self._run.source)
+        kept.check(self._places)
+        self._sources = {
+            site: list(kept.values[site]) for site in self._embeddings if site in kept.values
+        }
+        if self._embeddings and not self._sources:
+            raise UnsupportedError(
+                f"{self._embeddings[0]}: the module of the token embeddings did not run, and steps "
+                "need it: give the model token ids, or leave steps out"
+            )
+        self._differences = kept.values
+        return output
+
+    def run_base(self, metric: Metric, alpha: float, weight: float) -> Floats:
+        """Runs forward and backward, and adds to the effects. Returns the metric.
+
+        Args:
+            alpha: how far the token embeddings are from the base run, 0, to the source run, 1. The
+                first call of this function has 0.
+            weight: of the gradients.
+        """
+        root = torch.zeros((), requires_grad=True)  # all gradients lead here, so all taps are met
+        edits = [
+            Edit(site, "mix", functools.partial(self._mixed, site, alpha)) for site in self._sources
+        ]
+        edits += [
+            Edit(whole, "tap", functools.partial(self._tap, whole, root, alpha, weight))
+            for whole in self._places
+        ]
+        with torch.enable_grad(), intervene(self._model, *edits):
+            output = self._model(**self._run.base)
+            value = metric(output, self._run.batch)
+        if self._places:
+            _check_graph(output, value, metric)
+            torch.autograd.grad(value.sum(), root, allow_unused=True)
+        return floats(value)
+
+    def _mixed(self, site: Site, alpha: float, call: Call) -> Tensor:
+        """The token embeddings at a point."""
+        if alpha == 0:
+            self._bases.setdefault(site, []).append(call.tensor.detach().clone())
+            return call.tensor
+        precise = _precise(call.tensor)
+        base, source = (
+            of_calls[site][call.call].to(precise) for of_calls in (self._bases, self._sources)
+        )
+        return (base + alpha * (source - base)).to(call.tensor.dtype)
+
+    def _tap(self, whole: Site, root: Tensor, alpha: float, weight: float, call: Call) -> Tensor:
+        """Puts an operator there whose backward pass adds to the effects."""
+        tensor, rows = call.tensor, len(self._run.batch)
+        if not tensor.is_floating_point():
+            raise UnsupportedError(f"{whole}: attribution needs floats, not {tensor.dtype}")
+        calls = self._differences[whole]
+        if call.call >= len(calls) or calls[call.call].shape != tensor.shape:
+            raise InvalidArgumentError(
+                f"{whole}: the two runs differ in the calls of its module, or in the shapes of the "
+                f"tensor: one has {[list(one.shape) for one in calls]}, the other "
+                f"{list(tensor.shape)} at call {call.call}"
+            )
+        if alpha == 0:
+            precise = _precise(tensor)
+            calls[call.call] = calls[call.call].to(precise) - tensor.detach().to(precise)
+        difference = calls[call.call]
+        shared = not tensor.dim() or len(tensor) % rows != 0
+        if shared and bool(difference.any()):
+            raise UnsupportedError(
+                f"{whole}: the tensor has the shape {list(tensor.shape)} for {rows} examples, and "
+                "differs in the two runs, so no example has a value of its own: use batch_size=1"
+            )
+        parts = self._places.parts(whole, call, self._run)
+
+        def measure(gradient: Tensor) -> None:
+            if shared:
+                return
+            product = difference * gradient.to(difference.dtype)
+            summed: dict[int, Floats] = {}  # over columns, which sites of many positions share
+            for number, part, columns in parts:
+                key = -1 if columns is None else columns.start
+                if key not in summed:
+                    chosen = product if columns is None else product[..., columns]
+                    summed[key] = floats(chosen.sum(-1) if chosen.dim() > 1 else chosen)
+                self.effects[number] += weight * part.sums(summed[key], rows)
+
+        tapped: Tensor = _Tap.apply(tensor, root, measure)
+        return tapped
+
+
+class _Tap(torch.autograd.Function):
+    """Returns its tensor, and passes on the gradient after a function has seen it.
+
+    So the gradient is that of what the site's tensor is used for from here on. A hook on the tensor
+    would see the gradient of all its uses, also of those beside the site.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, root: Tensor, measure: Callable[[Tensor], None]
+    ) -> Tensor:
+        ctx.measure = measure
+        # It shares memory and is no view for autograd: models may change it in place.
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.measure(gradient)
+        return gradient if ctx.needs_input_grad[0] else None, None, None
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _check_graph(output: Any, value: Tensor, metric: Metric) -> None:
+    """
+    Raises:
+        UnsupportedError: the metric has no gradient with regard to any site.
+    """
+    if value.requires_grad:
+        return
+    if metric.tensor_of(output).requires_grad:
+        raise UnsupportedError(
+            f"{metric.name!r} has no gradient: use functions of torch that have one, or measure "
+            "with activation_patching"
+        )
+    raise UnsupportedError(
+        "no gradient leads from the logits to the sites: the logits do not depend on them, or the "
+        "model runs without gradients"
+    )

@@ -1,0 +1,267 @@
+"""Effects of nodes of a model on a metric, for each example: a table, a figure, a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from .._extras import extra
+from .._html import block, table
+from ..analysis.causal_graph import CausalGraph
+from ..analysis.causal_graph import Node as GraphNode
+from ..analysis.significance import (
+    Adjustment,
+    MeanInterval,
+    adjusted,
+    bootstrap_interval,
+    permutation_test,
+)
+from ..errors import InvalidArgumentError
+from ._runs import Direction, Floats, Target
+from .metrics import Metric
+from .nodes import node_names
+from .sites import Site
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["Effects"]
+
+_SHOWN = 20  # rows in a notebook
+# The metrics of the clean and corrupted inputs are as good as equal if their difference is below
+# this share of them. bfloat16 rounds by as much.
+_AS_GOOD_AS_EQUAL = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Effects:
+    """The effects of nodes on a metric.
+
+    An effect is the metric with an intervention on the node minus the metric without it.
+
+    Attributes:
+        sites: the nodes as sites.
+        nodes: their names, as `CausalGraph` has them: "a3.h5", "m3", "transformer.h.3@7".
+        values: the effect on each example: float64, [nodes, examples].
+        clean: the metric of the clean inputs without interventions: float64, [examples].
+        corrupted: likewise, of the corrupted inputs.
+        metric: the name of the metric.
+        method: how the effects were found, as "activation patching".
+        direction: "denoising": the metric without interventions is `corrupted`. "noising": it is
+            `clean`.
+        model: the model's name.
+    """
+
+    sites: tuple[Site, ...]
+    nodes: tuple[str, ...]
+    values: Floats
+    clean: Floats
+    corrupted: Floats
+    metric: str
+    method: str
+    direction: Direction
+    model: str
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        nodes, examples = self.values.shape
+        return (
+            f"<Effects of {nodes:,} nodes of {self.model} on {self.metric}: {self.method}, "
+            f"{self.direction}, {examples:,} examples>"
+        )
+
+    def _repr_html_(self) -> str:
+        order = np.argsort(-np.abs(self.mean), kind="stable")
+        shown = order[:_SHOWN]
+        low, high = self._ends(shown)
+        rows = [
+            (
+                self.nodes[at],
+                f"{self.mean[at]:+.4g}",
+                f"{low[n]:+.4g} to {high[n]:+.4g}" if np.isfinite(low[n] + high[n]) else "–",
+            )
+            for n, at in enumerate(shown)
+        ]
+        left_out = len(order) - _SHOWN
+        note = f"and {left_out:,} more nodes with smaller effects" if left_out > 0 else ""
+        return block(repr(self).strip("<>"), table(["node", "effect", "interval"], rows, note))
+
+    # ---- numbers ----------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Floats:
+        """The mean effect of each node over the examples: float64, [nodes]."""
+        found: Floats = self.values.mean(axis=1)
+        return found
+
+    def fraction(self) -> Floats:
+        """The mean effects as shares of the difference clean - corrupted: float64, [nodes].
+
+        In denoising, 1 means that the node alone brings the whole difference back. In noising, -1
+        means that the node alone takes it away.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) the mean metrics of the clean and the corrupted
+                inputs are as good as equal, so shares would have no meaning.
+        """
+        clean, corrupted = float(self.clean.mean()), float(self.corrupted.mean())
+        size = max(float(np.abs(self.clean).mean()), float(np.abs(self.corrupted).mean()))
+        if abs(clean - corrupted) <= _AS_GOOD_AS_EQUAL * size:
+            raise InvalidArgumentError(
+                f"the mean {self.metric} is {clean:.6g} for the clean inputs and {corrupted:.6g} "
+                "for the corrupted ones: they are too close to divide by their difference. Choose "
+                "other pairs or another metric, or use the effects as they are"
+            )
+        return self.mean / (clean - corrupted)
+
+    def intervals(self, confidence: float = 0.95, *, seed: int = 0) -> MeanInterval:
+        """Confidence intervals of the mean effects, each of [nodes]. See `bootstrap_interval`.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) there is one example, or an argument is out of its
+                range.
+        """
+        return bootstrap_interval(self.values.T, confidence, seed)
+
+    def p_values(
+        self, method: Adjustment | None = "holm", *, seed: int = 0, resamples: int = 9_999
+    ) -> Floats:
+        """Whether each mean effect differs from 0: float64, [nodes]. See `permutation_test`.
+
+        Args:
+            method: how they are adjusted for the number of nodes, see `adjusted`. None: not.
+            seed: of the flips of signs.
+            resamples: the number of flips. With n nodes and "holm" no p-value is below
+                2 n / (resamples + 1).
+
+        Raises:
+            InvalidArgumentError: (a ValueError) as for `intervals`.
+            MissingExtraError: scipy is not installed; the extra "circuits" brings it.
+        """
+        found = permutation_test(self.values.T, seed, resamples=resamples)
+        return found if method is None else adjusted(found, method)
+
+    def _ends(self, rows: Sequence[int] | np.ndarray | slice) -> tuple[Floats, Floats]:
+        """The ends of the intervals of some nodes; NaN if there is one example."""
+        values = self.values[rows]
+        if values.shape[1] < 2:
+            return np.full(len(values), np.nan), np.full(len(values), np.nan)
+        found = bootstrap_interval(values.T)
+        return found.low, found.high
+
+    # ---- to other things --------------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A table with a row for each node, in their order.
+
+        Returns:
+            node; layer, the captured name of the site's module; head, head_input and position, or
+            missing; effect, the mean over the examples; low and high, the ends of a 95 % interval,
+            NaN if there is one example.
+
+        Raises:
+            MissingExtraError: pandas is not installed; the extra "report" brings it.
+        """
+        with extra("report", "to_pandas"):
+            import pandas as pd
+
+        low, high = self._ends(slice(None))
+        columns = {
+            "node": self.nodes,
+            "layer": [site.layer for site in self.sites],
+            "head": [site.head for site in self.sites],
+            "head_input": [site.head_input for site in self.sites],
+            "position": [position_of(site) for site in self.sites],
+            "effect": self.mean,
+            "low": low,
+            "high": high,
+        }
+        found: pd.DataFrame = pd.DataFrame(columns)
+        for name in ("head", "position"):
+            found[name] = found[name].astype("Int64")
+        return found
+
+    def to_graph(self) -> CausalGraph:
+        """The nodes with their mean effects and 95 % intervals as a causal graph without edges.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) a site is there twice.
+        """
+        low, high = self._ends(slice(None))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        nodes = [
+            GraphNode(
+                name,
+                effect=self.mean[at],
+                low=low[at] if bounded[at] else None,
+                high=high[at] if bounded[at] else None,
+            )
+            for at, name in enumerate(self.nodes)
+        ]
+        return CausalGraph(
+            tuple(nodes),
+            model=self.model,
+            metric=self.metric,
+            method=f"{self.method}, {self.direction}",
+            clean=float(self.clean.mean()),
+            corrupted=float(self.corrupted.mean()),
+            examples=self.values.shape[1],
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws the mean effects. Positive ones are blue, negative ones red.
+
+        Heads are a heat map with a row for each layer and a column for each head, and one for the
+        feed-forward blocks if they are there too. Sites of one position each have a column for each
+        position. Other sites are bars, with their 95 % intervals.
+
+        Args:
+            ax: the axes to draw to; None makes a figure.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) two nodes belong to one cell of the heat map.
+            MissingExtraError: matplotlib is not installed; the extra "report" brings it.
+        """
+        from ._effects_figure import plot_effects
+
+        return plot_effects(self, ax)
+
+
+def position_of(site: Site) -> int | None:
+    """The position of a site that has one; None: it has several, or all."""
+    chosen = site.positions
+    if isinstance(chosen, tuple) and len(chosen) == 1 and isinstance(chosen[0], int):
+        return chosen[0]
+    return None
+
+
+def effects_of(
+    model: nn.Module,
+    nodes: Sequence[Target],
+    values: Floats,
+    base: Floats,
+    source: Floats,
+    metric: Metric,
+    method: str,
+    direction: Direction,
+) -> Effects:
+    """The result of a measurement.
+
+    Args:
+        base: the metric of the run that is changed, [examples].
+        source: the metric of the run that the values come from.
+    """
+    sites = tuple(node.site for node in nodes)
+    corrupted, clean = (base, source) if direction == "denoising" else (source, base)
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    return Effects(
+        sites, node_names(model, sites), values, clean, corrupted, metric.name, method, direction,
+        name,
+    )  # fmt: skip

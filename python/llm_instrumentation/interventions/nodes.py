@@ -1,0 +1,165 @@
+"""Nodes: the usual lists of sites of a model, and their short names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from torch import nn
+
+from ..core.config import HookGranularity, InstrumentationConfig
+from ..core.selection import LayerSelectionError, has_forward, original_name, select_modules
+from ..errors import InvalidArgumentError
+from .heads import attention_heads
+from .sites import Site
+
+__all__ = ["NodeKind", "node_names", "sites_of"]
+
+NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "modules"]
+
+# The modules whose output is that of a feed-forward block, by the last part of their name. Of two
+# in one layer the earlier one of this list counts: T5 has its block within another one, and BERT
+# has no block but two parts.
+_MLPS = ("DenseReluDense", "mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2", "output")
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+def sites_of(
+    model: nn.Module, kind: NodeKind, *, positions: Iterable[int] | None = None
+) -> list[Site]:
+    """The sites of a model of one kind, in the model's order.
+
+    Args:
+        model: the model.
+        kind: "layers": what each layer returns. "attention", "mlp": what the attention or the
+            feed-forward block of each layer returns. "heads": the result of each query head.
+            "modules": what each module with parameters returns, without the model itself.
+        positions: a site for each of these positions, as ``range(9)``. None: one for all positions.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) there is no such kind, or the model has none that are
+            known. Sites can always be given by the names of modules.
+        UnsupportedError: an attention module is not as the table of heads says.
+    """
+    if kind not in get_args(NodeKind):
+        raise InvalidArgumentError(
+            f"kind = {kind!r}: choose one of {', '.join(get_args(NodeKind))}"
+        )
+    if kind == "heads":
+        found = [
+            Site(layer, head=head)
+            for layer, of_layer in attention_heads(model).items()
+            for head in range(of_layer.heads)
+        ]
+    else:
+        named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
+        found = [Site(name) for name in named[kind](model)]
+    if not found:
+        raise InvalidArgumentError(
+            f"kind = {kind!r}: {type(model).__name__} has none that are known: give Site(name) of "
+            "its modules" + (", or say where heads are with register_heads" * (kind == "heads"))
+        )
+    if positions is None:
+        return found
+    places = list(positions)
+    return [Site.of(site, positions=place) for site in found for place in places]
+
+
+def _modules(model: nn.Module) -> list[str]:
+    return [
+        original_name(name)
+        for name, module in model.named_modules()
+        if original_name(name)
+        and has_forward(module)
+        and next(module.parameters(), None) is not None
+    ]
+
+
+def _attention(model: nn.Module) -> list[str]:
+    if known := list(attention_heads(model)):
+        return known
+    config = InstrumentationConfig(granularity=HookGranularity.ATTENTION_ONLY)
+    try:
+        found = [name for name, _ in select_modules(model, config)]
+    except LayerSelectionError:
+        return []
+    blocks: list[str] = []
+    for name in found:
+        if not any(name.startswith(f"{block}.") for block in blocks):
+            blocks.append(name)
+    return blocks
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """The entries of the outermost lists of modules that hold attention."""
+    attention = _attention(model)
+    lists = [
+        original_name(name)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+    ]
+    found: dict[str, None] = {}
+    for name in attention:
+        around = next((one for one in lists if name.startswith(f"{one}.")), None)
+        if around is not None:
+            number = name[len(around) + 1 :].partition(".")[0]
+            found[f"{around}.{number}"] = None
+    return list(found)
+
+
+def _mlps(model: nn.Module) -> list[str]:
+    names = [original_name(name) for name, module in model.named_modules() if has_forward(module)]
+    attention = _attention(model)
+    found = []
+    for layer in _layers(model):
+        inside = [
+            name
+            for name in names
+            if name.startswith(f"{layer}.")
+            and not any(name.startswith(f"{block}.") for block in attention)
+        ]
+        for wanted in _MLPS:
+            blocks = [name for name in inside if name.rpartition(".")[2] == wanted]
+            if blocks:
+                found.append(min(blocks, key=len))
+                break
+    return found
+
+
+def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
+    """The ids of sites as nodes of a causal graph.
+
+    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3, and ``a3.h5@7`` head 5
+    at position 7. Other sites have the captured name of their tensor. So have heads and blocks in
+    models where two attention modules have the same number, as in an encoder and a decoder.
+    """
+    attention, mlps = _numbers(_attention(model)), _numbers(_mlps(model))
+    return tuple(_name(site, attention, mlps) for site in sites)
+
+
+def _numbers(names: Sequence[str]) -> dict[str, int]:
+    """The number of the layer of each module; empty if two have the same, or one has none."""
+    found = {name: _NUMBER.search(name) for name in names}
+    numbers = {name: int(match[1]) for name, match in found.items() if match}
+    return numbers if len(set(numbers.values())) == len(names) else {}
+
+
+def _name(site: Site, attention: Mapping[str, int], mlps: Mapping[str, int]) -> str:
+    name = site.layer + ("!input" if site.side == "input" else "")
+    if site.head is not None:
+        short = site.layer in attention and site.head_input is None
+        name = f"a{attention[site.layer]}" if short else site.layer
+        name += f".h{site.head}" + (f".{site.head_input}" if site.head_input else "")
+    elif name in mlps:
+        name = f"m{mlps[name]}"
+    rest = []
+    for part in ("positions", "calls"):
+        value = getattr(site, part)
+        if part == "positions" and isinstance(value, tuple) and len(value) == 1:
+            if not isinstance(value[0], tuple):
+                name += f"@{value[0]}"
+        elif value is not None:
+            is_mask = isinstance(value, tuple) and isinstance(value[0], tuple)
+            rest.append(f"{part}={'mask' if is_mask else value}")
+    return " ".join([name, *rest])

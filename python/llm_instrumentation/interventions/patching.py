@@ -1,0 +1,261 @@
+"""Effects of nodes, each measured by a run of the model in which one node is changed::
+
+prompts = Prompts.of_texts(tokenizer, clean, corrupted, answers=answers)
+found = activation_patching(model, prompts, logit_difference(), sites_of(model, "heads"))
+found.plot()
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..analysis._progress import Progress, reported
+from ..analysis.reader import ActivationReader
+from ..errors import InvalidArgumentError
+from ._runs import (
+    Direction,
+    Floats,
+    Kept,
+    Run,
+    Target,
+    floats,
+    of_examples,
+    runs_of,
+    sites_to_measure,
+)
+from ._sources import value_at
+from .edits import Call, Edit, zero
+from .effects import Effects, effects_of
+from .installed import intervene
+from .metrics import Metric
+from .prompts import Prompts
+from .sites import Site
+
+__all__ = ["ablation", "activation_patching"]
+
+# Bytes of the source run that are kept at a time. With what a run itself takes, memory grows by
+# less than 150 MB and the largest tensor.
+_KEPT = 128 << 20
+
+
+@torch.no_grad()
+def activation_patching(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    sites: Sequence[str | Site],
+    *,
+    direction: Direction = "denoising",
+    values: ActivationReader | None = None,
+    batch_size: int = 16,
+    progress: Progress = None,
+) -> Effects:
+    """Measures the effect of each site: the values of one run are put into the other one.
+
+    The effect is the metric of the run with these values, minus the metric of the run without. The
+    model runs once for each site and batch, and a few times more for the values.
+
+    Args:
+        model: in evaluation mode. It is called with the inputs of the prompts by name.
+        prompts: the pairs of inputs.
+        metric: a number for each example.
+        sites: what is patched, one at a time: as of `sites_of`. A mask as `positions` has a row for
+            each example.
+        direction: "denoising": the model runs on the corrupted inputs, and the site gets its value
+            of the clean ones. "noising": the reverse.
+        values: a capture of the run that the values come from, by the same model: one step for each
+            batch of `prompts.batches(batch_size)`, in their order, and no others. Values are read
+            site by site. None: the model runs on the source inputs as often as needed to keep at
+            most 128 MiB of values, and at least one tensor.
+        batch_size: examples that run together.
+        progress: True shows a bar; None shows it on a terminal and in a notebook. A function is
+            called with the number of runs that are done, and of all.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) before the model runs: there is no such layer or head,
+            an argument is out of its range, or the capture has another number of steps. Later: the
+            shapes of the two runs differ, or a module did not run.
+        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks.
+        MetricError: (a ValueError) the metric is not one finite number for each example.
+        UnknownActivationError: (a KeyError) the capture has no tensor of a site.
+    """
+    nodes = sites_to_measure(model, prompts, metric, sites)
+    if values is not None:
+        _check_capture(values, -(-len(prompts) // max(batch_size, 1)))
+
+    def edits(run: Run) -> Iterator[tuple[int, Edit | None]]:
+        if values is None:
+            yield from _of_source_runs(model, nodes, run)
+        else:
+            yield from _of_capture(values, nodes, run)
+
+    return _measured(
+        model, prompts, metric, nodes, edits, method="activation patching", direction=direction,
+        batch_size=batch_size, progress=progress,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def ablation(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    sites: Sequence[str | Site],
+    *,
+    edit: Callable[[Site], Edit] = zero,
+    batch_size: int = 16,
+    progress: Progress = None,
+) -> Effects:
+    """Measures the effect of each site on the clean inputs, if an edit takes its value away.
+
+    The effect is the metric with the edit minus the metric without. The corrupted inputs run once
+    without edits, so that effects can be compared with those of patching.
+
+    Args:
+        model, prompts, metric, sites, batch_size, progress: as for `activation_patching`.
+        edit: makes the edit of a site: `zero`, `mean`, `resample`, or with arguments
+            ``functools.partial(mean, of=reader)``. Without `of`, values are of the same batch.
+
+    Raises:
+        As `activation_patching`, and what the edit raises.
+        UnusedEditError: (a RuntimeError) the module of a site did not run.
+    """
+    nodes = sites_to_measure(model, prompts, metric, sites)
+    made = [edit(node.site) for node in nodes]
+    if strange := next((one for one in made if not isinstance(one, Edit)), None):
+        raise InvalidArgumentError(
+            f"edit returned {strange!r}: give a function of a site that returns an edit, as zero"
+        )
+
+    def edits(run: Run) -> Iterator[tuple[int, Edit | None]]:
+        for number, node in enumerate(nodes):
+            site = of_examples(node.site, run.examples)
+            yield number, None if site is None else edit(site)
+
+    return _measured(
+        model, prompts, metric, nodes, edits, method=f"{made[0].kind} ablation",
+        direction="noising", batch_size=batch_size, progress=progress,
+    )  # fmt: skip
+
+
+def _measured(
+    model: nn.Module,
+    prompts: Prompts,
+    metric: Metric,
+    nodes: list[Target],
+    edits: Callable[[Run], Iterable[tuple[int, Edit | None]]],
+    *,
+    method: str,
+    direction: Direction,
+    batch_size: int,
+    progress: Progress,
+) -> Effects:
+    """The effects of edits of the base run.
+
+    Args:
+        edits: for a batch, the number of each node and its edit; None changes nothing.
+    """
+    runs = runs_of(prompts, batch_size, direction)
+    effects = np.zeros((len(nodes), len(prompts)))
+    base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
+    total, done = len(nodes) * -(-len(prompts) // batch_size), 0
+    with reported(progress, method.capitalize()) as told:
+        told(done, total)
+        for run in runs:
+            at = run.examples
+            base[at] = _metric(model, metric, run.base, run)
+            source[at] = _metric(model, metric, run.source, run)
+            for number, edit in edits(run):
+                if edit is not None:
+                    with intervene(model, edit):
+                        effects[number, at] = _metric(model, metric, run.base, run) - base[at]
+                done += 1
+                told(done, total)
+    return effects_of(model, nodes, effects, base, source, metric, method, direction)
+
+
+def _metric(model: nn.Module, metric: Metric, inputs: Mapping[str, Tensor], run: Run) -> Floats:
+    return floats(metric(model(**inputs), run.batch))
+
+
+def _of_source_runs(
+    model: nn.Module, nodes: list[Target], run: Run
+) -> Iterator[tuple[int, Edit | None]]:
+    """The edits of a batch with values that source runs give, as many at a time as fit."""
+    wanted = list(dict.fromkeys(node.whole for node in nodes))
+    while wanted:
+        kept = Kept(wanted, _KEPT)
+        kept.run(model, run.source)
+        kept.check(wanted)
+        for number, node in enumerate(nodes):
+            if (found := kept.values.get(node.whole)) is not None:
+                yield number, _patch(node.site, run, functools.partial(_of_call, found))
+        wanted = list(kept.left)
+
+
+def _of_capture(
+    values: ActivationReader, nodes: list[Target], run: Run
+) -> Iterator[tuple[int, Edit | None]]:
+    """The edits of a batch with the values of its step in a capture."""
+    step = values.steps[run.number]
+    last: dict[tuple[str, int], Tensor] = {}  # the last tensor: neighbours are often parts of one
+
+    def read(call: Call) -> Tensor:
+        key = (call.name, call.call)
+        if key not in last:
+            last.clear()
+            last[key] = value_at(values, call.name, step, call.call, call.tensor, call.spot)
+        return last[key]
+
+    for number, node in enumerate(nodes):
+        yield number, _patch(node.site, run, read)
+
+
+def _of_call(values: list[Tensor], call: Call) -> Tensor:
+    if call.call >= len(values):
+        raise InvalidArgumentError(
+            f"{call.spot.site}: its module is called {len(values)} times in the source run, and "
+            "more often in the other: choose calls"
+        )
+    return values[call.call]
+
+
+def _patch(site: Site, run: Run, value: Callable[[Call], Tensor]) -> Edit | None:
+    """The edit that puts there the site's part of a whole tensor; None: it changes no example."""
+    here = of_examples(site, run.examples)
+    if here is None:
+        return None
+
+    def change(call: Call) -> Tensor:
+        whole = value(call)
+        if whole.shape != call.tensor.shape:
+            raise InvalidArgumentError(
+                f"{site}: the tensor has the shape {list(whole.shape)} in the source run, and "
+                f"{list(call.tensor.shape)} in the other"
+            )
+        part = call.part.take(whole)
+        # The model may change what it gets in place.
+        return part.clone() if part is whole else part
+
+    return Edit(here, "patch", change)
+
+
+def _check_capture(values: ActivationReader, batches: int) -> None:
+    """
+    Raises:
+        InvalidArgumentError: it is no reader, or there are not as many steps as batches.
+    """
+    if not isinstance(values, ActivationReader):
+        raise InvalidArgumentError(
+            f"values is a {type(values).__name__}: give an ActivationReader, or None"
+        )
+    if len(values.steps) != batches:
+        raise InvalidArgumentError(
+            f"{values.path} has {len(values.steps)} steps, and the prompts have {batches} batches: "
+            "capture one forward call for each of prompts.batches(batch_size)"
+        )
