@@ -432,7 +432,7 @@ def test_what_has_no_gradient_is_refused(gpt2):
         attribution_patching(gpt2, prompts, own, sites)
     with pytest.raises(UnsupportedError, match="attribution needs floats"):
         attribution_patching(gpt2, prompts, metric, [Site("transformer.wte", side="input")])
-    for steps in (1, 2.5, True):
+    for steps in (0, 2.5, True):
         with pytest.raises(InvalidArgumentError, match="steps ="):
             attribution_patching(gpt2, prompts, metric, sites, steps=steps)
     with pytest.raises(UnsupportedError, match="dropout is active"):

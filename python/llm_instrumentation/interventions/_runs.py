@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ from ._spots import Spot, resolve
 from .edits import Call, Edit
 from .installed import check_model, intervene
 from .metrics import Metric
-from .prompts import Prompts
+from .prompts import Direction, Prompts
 from .sites import Site
 
 __all__ = [
-    "Direction",
     "Floats",
     "Kept",
     "Run",
@@ -31,8 +30,6 @@ __all__ = [
     "sites_to_measure",
 ]
 
-Direction: TypeAlias = Literal["denoising", "noising"]
-"""Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 

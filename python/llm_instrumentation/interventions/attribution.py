@@ -23,9 +23,9 @@ from .._warn import warn
 from ..analysis._progress import Progress, reported
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
+from ._integration import points
 from ._part import Part
 from ._runs import (
-    Direction,
     Floats,
     Kept,
     Run,
@@ -41,7 +41,7 @@ from .edits import Call, Edit
 from .effects import Effects, effects_of
 from .installed import intervene
 from .metrics import Metric
-from .prompts import Prompts
+from .prompts import Direction, Prompts
 from .sites import Site
 
 __all__ = ["attribution_patching"]
@@ -63,8 +63,8 @@ def attribution_patching(
     """Estimates the effect that `activation_patching` measures, for all sites together.
 
     For each batch the model runs once on the source inputs, and once forward and backward on the
-    base inputs. With `steps` it runs forward and backward at that many points from the base to the
-    source. They are evenly spaced, with both ends. At each the token embeddings are a mixture of
+    base inputs. With `steps` it runs forward and backward at evenly spaced points from the base to
+    the source, with both ends. At each the token embeddings are a mixture of
     those of the two runs, and the gradients are averaged by the trapezoid rule: integrated
     gradients of the inputs, as in EAP-IG. Then the effects of the embeddings of all tokens add up
     to the difference of the metric between the two runs, except for the error of the rule.
@@ -81,11 +81,12 @@ def attribution_patching(
             sum counts some paths twice: choose `calls`. Values that all examples share, as the
             embeddings of positions are, must be equal in both runs.
         direction: as for `activation_patching`. The gradient is that of the run that is changed.
-        steps: the number of points, 2 or more; 5 is usual. None: the base run alone.
+        steps: how many steps lead from the base to the source; 5 is usual. It takes a run forward
+            and backward more than that. None: the gradient of the base run alone.
         progress: as for `activation_patching`; counts runs forward and backward.
 
     Raises:
-        InvalidArgumentError: (a ValueError) as for `activation_patching`; `steps` is below 2; with
+        InvalidArgumentError: (a ValueError) as for `activation_patching`; `steps` is below 1; with
             `steps`, the two inputs differ in more than token ids.
         UnsupportedError: (a TypeError) as for `activation_patching`; the metric or the model has no
             gradient, as accuracy, or a quantized model; a site has integers, or values that the
@@ -95,7 +96,7 @@ def attribution_patching(
     nodes = sites_to_measure(model, prompts, metric, sites)
     runs = runs_of(prompts, batch_size, direction)
     _check_gradients(model, metric)
-    points = _points(steps)
+    way = points(steps)
     embeddings = [] if steps is None else _embeddings(model, prompts)
     if metric.flat_at_clean and direction == "noising" and steps is None:
         warn(
@@ -105,7 +106,7 @@ def attribution_patching(
     effects = np.zeros((len(nodes), len(prompts)))
     base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
     places = _ByTensor(nodes)
-    total, done = len(points) * -(-len(prompts) // batch_size), 0
+    total, done = len(way) * -(-len(prompts) // batch_size), 0
     with (
         reported(progress, "Attribution patching") as told,
         torch.inference_mode(False),
@@ -116,25 +117,17 @@ def attribution_patching(
             at = run.examples
             taps = _Taps(model, places, run, embeddings)
             source[at] = floats(metric(taps.run_source(), run.batch))
-            for number, (alpha, weight) in enumerate(points):
+            for number, (alpha, weight) in enumerate(way):
                 found = taps.run_base(metric, alpha, weight)
                 if number == 0:
                     base[at] = found
                 done += 1
                 told(done, total)
             effects[:, at] = taps.effects
-    method = "attribution patching" + ("" if steps is None else f", {steps} integrated gradients")
+    method = "attribution patching" + (
+        "" if steps is None else f", integrated gradients, {steps} steps"
+    )
     return effects_of(model, nodes, effects, base, source, metric, method, direction)
-
-
-def _points(steps: int | None) -> list[tuple[float, float]]:
-    """Where gradients are taken, from 0 (base) to 1 (source), each with its weight."""
-    if steps is None:
-        return [(0.0, 1.0)]
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
-        raise InvalidArgumentError(f"steps = {steps!r}: give an integer from 2 on, or None")
-    inner = 1 / (steps - 1)
-    return [(k * inner, inner / 2 if k in (0, steps - 1) else inner) for k in range(steps)]
 
 
 def _check_gradients(model: nn.Module, metric: Metric) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -19,18 +19,15 @@ from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
+from ._integration import points
 from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, logits_of
-from .prompts import Prompts
+from .prompts import Direction, Prompts
 
-__all__ = ["Direction", "edge_attribution", "edge_patching"]
-
-Direction = Literal["noising", "denoising"]
-"""What a patch does: noising puts a corrupted value into the clean run, denoising a clean value
-into the corrupted run."""
+__all__ = ["edge_attribution", "edge_patching"]
 
 _EDGE = re.compile(r"(\S+?)->(\S+?)(?:<([qkv])>)?")
 
@@ -65,7 +62,7 @@ def edge_attribution(
         model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
         metric: what the effects are effects on. It needs a gradient.
-        steps: the intervals of EAP-IG; it takes a forward and backward pass more than that. None:
+        steps: of EAP-IG; it takes a forward and backward pass more than that. None:
             EAP.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples; None: without intervals,
@@ -81,8 +78,7 @@ def edge_attribution(
         InvalidArgumentError: (a ValueError) the metric has no gradient, or none at the clean run;
             an argument is out of its range.
     """
-    if steps is not None and (isinstance(steps, bool) or steps < 1):
-        raise InvalidArgumentError(f"steps = {steps}: give a number from 1 on, or None for EAP")
+    way = points(steps)
     if steps is None and metric.flat_at_clean:
         raise InvalidArgumentError(
             f"the gradient of {metric.name!r} is zero at the clean run, so EAP finds nothing: give "
@@ -97,7 +93,7 @@ def edge_attribution(
     prompts.check_for(model)
     scores = torch.zeros(len(prompts), graph.size)
     metrics: list[list[Tensor]] = [[], []]
-    done, total = 0, len(prompts) * ((steps or 0) + 1)
+    done, total = 0, len(prompts) * len(way)
     with reported(progress, "edge attribution") as tell:
         first = 0
         for batch in prompts.batches(batch_size):
@@ -105,7 +101,7 @@ def edge_attribution(
             rows = scores[first : first + len(batch)]
             difference, embedded = corrupted.minus(clean), clean.values[0]
             del clean, corrupted
-            for share, weight in _points(steps):
+            for share, weight in way:
                 start = embedded + share * difference.values[0]
                 for readers, gradients in _gradients(graph, batch, start, metric):
                     _add_products(rows, readers, gradients, difference, weight)
@@ -117,15 +113,6 @@ def edge_attribution(
         method="EAP" if steps is None else f"EAP-IG, {steps} steps",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip
-
-
-def _points(steps: int | None) -> Iterator[tuple[float, float]]:
-    """Shares of the way to the corrupted input, with their weights in the mean."""
-    if steps is None:
-        yield 0.0, 1.0
-        return
-    for number in range(steps + 1):
-        yield number / steps, (0.5 if number in (0, steps) else 1.0) / steps
 
 
 def _both(

@@ -21,9 +21,10 @@ from ..analysis.significance import (
     permutation_test,
 )
 from ..errors import InvalidArgumentError
-from ._runs import Direction, Floats, Target
+from ._runs import Floats, Target
 from .metrics import Metric
 from .nodes import node_names
+from .prompts import Direction
 from .sites import Site
 
 if TYPE_CHECKING:

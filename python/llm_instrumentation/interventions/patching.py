@@ -18,7 +18,6 @@ from ..analysis._progress import Progress, reported
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
 from ._runs import (
-    Direction,
     Floats,
     Kept,
     Run,
@@ -33,7 +32,7 @@ from .edits import Call, Edit, zero
 from .effects import Effects, effects_of
 from .installed import intervene
 from .metrics import Metric
-from .prompts import Prompts
+from .prompts import Direction, Prompts
 from .sites import Site
 
 __all__ = ["ablation", "activation_patching"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["Prompts"]
+__all__ = ["Direction", "Prompts"]
+
+Direction: TypeAlias = Literal["denoising", "noising"]
+"""Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
 
 _MASK = "attention_mask"
 
