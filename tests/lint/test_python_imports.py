@@ -30,7 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
     # No other part imports it.
-    "cli": {"_native", "_pages", "analysis", "probes", "report", "serve", "timeline"},
+    "cli": {
+        *("_native", "_pages", "analysis", "interventions", "probes", "report", "serve"),
+        "timeline",
+    },
     "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds. torch and typer bring

@@ -94,6 +94,8 @@ def _bars(effects: Effects, ax: Axes | None) -> Axes:
         axes.set_ylim(len(mean) - 0.5, -0.5)
         axes.axvline(0, color=drawing.INK, linewidth=0.6)
         _canvas.layers_on_y(axes, effects.nodes)
+        if axes.get_ylabel() == "m":
+            axes.set_ylabel("MLP of layer")
         axes.grid(True, axis="x")
         axes.set_axisbelow(True)
         axes.set_xlabel(f"Effect on {effects.metric}")
@@ -102,7 +104,7 @@ def _bars(effects: Effects, ax: Axes | None) -> Axes:
 
 
 def _title(effects: Effects) -> str:
-    return f"Effect of each node: {effects.method}"
+    return effects.method[:1].upper() + effects.method[1:]
 
 
 def _remark(effects: Effects) -> str:

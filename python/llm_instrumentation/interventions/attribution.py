@@ -74,13 +74,16 @@ def attribution_patching(
     train the model meanwhile.
 
     Args:
-        model, prompts, metric, batch_size: as for `activation_patching`. Memory grows with the
-            values of all sites and with what a backward pass keeps, for one batch.
+        model: as for `activation_patching`.
+        prompts: likewise.
+        metric: likewise; it has a gradient.
         sites: any number; all need floats. A site of a module that runs several times has the sum
             over its calls. If one call leads to another, as in a model that repeats a layer, the
             sum counts some paths twice: choose `calls`. Values that all examples share, as the
             embeddings of positions are, must be equal in both runs.
         direction: as for `activation_patching`. The gradient is that of the run that is changed.
+        batch_size: examples that run together. Memory grows with the values of all sites and with
+            what a backward pass keeps, for one batch.
         steps: how many steps lead from the base to the source; 5 is usual. It takes a run forward
             and backward more than that. None: the gradient of the base run alone.
         progress: as for `activation_patching`; counts runs forward and backward.

@@ -159,8 +159,9 @@ def logit_difference(
     """The logit of the correct token minus that of the wrong one.
 
     Args:
-        correct, wrong: labels of the prompts: token ids [examples], or [examples, several], whose
-            mean counts.
+        correct: a label of the prompts: token ids [examples], or [examples, several], whose mean
+            counts.
+        wrong: likewise.
         position: the column whose logits count; None: that of each example's last token.
     """
 

@@ -116,12 +116,18 @@ def ablation(
     without edits, so that effects can be compared with those of patching.
 
     Args:
-        model, prompts, metric, sites, batch_size, progress: as for `activation_patching`.
+        model: as for `activation_patching`.
+        prompts: likewise.
+        metric: likewise.
+        sites: likewise.
+        batch_size: likewise.
+        progress: likewise.
         edit: makes the edit of a site: `zero`, `mean`, `resample`, or with arguments
             ``functools.partial(mean, of=reader)``. Without `of`, values are of the same batch.
 
     Raises:
-        As `activation_patching`, and what the edit raises.
+        InvalidArgumentError: (a ValueError) as for `activation_patching`, or `edit` makes no edit.
+        UnsupportedError: (a TypeError) as for `activation_patching`, or as the edit says.
         UnusedEditError: (a RuntimeError) the module of a site did not run.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)

@@ -90,7 +90,8 @@ class Prompts:
 
         Args:
             tokenizer: of transformers.
-            clean, corrupted: the texts. The two of a pair need as many tokens.
+            clean: the texts.
+            corrupted: the other text of each pair. It has as many tokens.
             answers: texts of one token each, an entry for each example; they become labels:
                 ``{"correct": [" Mary"], "wrong": [" John"]}``.
             device: where the tensors are.
