@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from browser import WIDTHS, complaints, sideways, violations
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.analysis.causal_graph import CausalGraph, Edge, Node, save_graph
 from llm_instrumentation.analysis.sparse_autoencoder import Feature, FeatureContext, TokenEffect
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 from llm_instrumentation.probes.capture import snapshot_path
@@ -318,6 +319,34 @@ def test_features_are_shown_with_their_contexts(generation, tmp_path):
     assert "<u>&lt;script&gt;" in page and "<script" not in page
 
 
+def circuit_of(tmp_path: Path) -> Path:
+    """The file of a graph of two heads."""
+    edges = [
+        Edge("input", "a0.h1", "v", effect=-2.5), Edge("a0.h1", "a1.h0", "k", effect=1.25),
+        Edge("a1.h0", "logits", effect=-2.0),
+    ]  # fmt: skip
+    nodes = [Node(name) for name in ("input", "a0.h1", "a1.h0", "logits")]
+    graph = CausalGraph(nodes, edges, model=HOSTILE, metric="logit difference", clean=3.0)
+    return save_graph(graph, tmp_path / "circuit.json")
+
+
+def test_a_circuit_is_drawn_with_the_effects_of_its_edges(generation, tmp_path):
+    page = render_report(generation, circuit=circuit_of(tmp_path))
+    assert '<h2 id="circuit">Circuit</h2>' in page and "<h3>Edges</h3>" in page
+    assert 'href="#circuit-1"' in page and 'id="circuit-1"' in page
+    assert "a0.h1 → a1.h0 (k)" in page and "+1.25" in page
+    assert escape(HOSTILE) in page and "<script" not in page
+
+
+def test_a_file_of_something_else_is_no_circuit(generation, tmp_path):
+    path = tmp_path / "circuit.json"
+    with pytest.raises(NotFoundError, match="there is no file"):
+        render_report(generation, circuit=path)
+    path.write_text("{}")
+    with pytest.raises(CorruptError, match="holds no causal graph"):
+        render_report(generation, circuit=path)
+
+
 @pytest.fixture
 def probed(generation) -> Path:
     """The capture with the files that its probes would have written: two intervals of 2 s."""
@@ -413,8 +442,9 @@ def everything(probed, llama, ids, tmp_path) -> Path:
     with torch.no_grad(), capture_activations(llama, tmp_path / "other.stream"):
         llama.bfloat16().generate(ids, max_new_tokens=5, do_sample=False)
     told = write_report(
-        probed, tokenizer=Letters(), model=llama.float(), against=tmp_path / "other.stream"
-    )
+        probed, tokenizer=Letters(), model=llama.float(), against=tmp_path / "other.stream",
+        circuit=circuit_of(tmp_path),
+    )  # fmt: skip
     return Path(told.path)
 
 

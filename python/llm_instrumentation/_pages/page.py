@@ -87,11 +87,12 @@ def _style() -> str:
 # ---- parts: the arguments are plain text, the results are escaped HTML -------------------
 
 
-def section(title: str, *parts: str, anchor: str = "") -> str:
+def section(title: str, *parts: str, anchor: str = "", level: int = 2) -> str:
     """A heading with parts below it; "" if all parts are empty. Links lead to its anchor."""
     inner = "\n".join(part for part in parts if part)
     name = f' id="{escape(anchor)}"' if anchor else ""
-    return f"<section>\n<h2{name}>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+    heading = f"<h{level}{name}>{escape(title)}</h{level}>"
+    return f"<section>\n{heading}\n{inner}\n</section>" if inner else ""
 
 
 def contents(sections: Iterable[tuple[str, str]]) -> str:

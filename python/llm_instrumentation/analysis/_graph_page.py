@@ -52,12 +52,13 @@ def graph_page(graph: CausalGraph) -> str:
     return page.page(heading, "\n".join([head, *graph_parts(graph)]), generator=_GENERATOR)
 
 
-def graph_parts(graph: CausalGraph, name: str = "graph") -> Iterator[str]:
+def graph_parts(graph: CausalGraph, name: str = "graph", *, level: int = 2) -> Iterator[str]:
     """The parts of a page about a graph: the drawing, the edges, the nodes, and where it is from.
 
     Args:
         graph: the graph.
         name: begins the anchors of the nodes. Graphs on one page need different ones.
+        level: of the headings.
 
     Raises:
         InvalidArgumentError: the graph has no nodes, or more edges than can be told apart.
@@ -72,9 +73,12 @@ def graph_parts(graph: CausalGraph, name: str = "graph") -> Iterator[str]:
     ranked = sorted(graph.edges, key=lambda edge: -abs(edge.effect or 0.0))
     shown, others = _edges(ranked[:_SHOWN]), _edges(ranked[_SHOWN:])
     more = f"{len(ranked) - _SHOWN:,} edges with smaller effects"
-    yield page.section("Edges", shown, page.details(more, others))
-    yield page.section("Nodes", *(_node(graph, at, name) for at in range(len(graph.nodes))))
-    yield page.section("How the effects were measured", page.definitions(_facts(graph)))
+    nodes = (_node(graph, at, name) for at in range(len(graph.nodes)))
+    yield page.section("Edges", shown, page.details(more, others), level=level)
+    yield page.section("Nodes", *nodes, level=level)
+    yield page.section(
+        "How the effects were measured", page.definitions(_facts(graph)), level=level
+    )
 
 
 # ---- the drawing ----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ def report(
     features: Path | None,
     probes: Path | None,
     trace: Path | None,
+    circuit: Path | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -38,7 +39,7 @@ def report(
         found = write_report(
             stream, out, packets=packets, step=step, tokenizer=texts, model=network,
             against=against, rename=renamed_layers(renamed), features=features, probes=probes,
-            trace=trace, overwrite=overwrite,
+            trace=trace, circuit=circuit, overwrite=overwrite,
         )  # fmt: skip
     except CorruptError as error:
         if f'"{stream}"' in str(error) and capture_id_of(stream) is not None:

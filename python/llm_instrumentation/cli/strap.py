@@ -226,6 +226,9 @@ def report(
     trace: Annotated[
         Path | None, typer.Option("--trace", help="The run folder of a memory trace.")
     ] = None,
+    circuit: Annotated[
+        Path | None, typer.Option("--circuit", help="A .json or .graphml file of strap circuit.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is at --out, whatever it is.")
     ] = False,
@@ -239,7 +242,7 @@ def report(
 
     run(
         stream, out, packets, step, tokenizer, model, against, renamed or [], features, probes,
-        trace, overwrite, as_json,
+        trace, circuit, overwrite, as_json,
     )  # fmt: skip
 
 

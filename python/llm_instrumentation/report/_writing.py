@@ -78,6 +78,7 @@ def write_report(
     features: str | os.PathLike[str] | None = None,
     probes: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
+    circuit: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> Report:
@@ -101,6 +102,7 @@ def write_report(
         features: a folder of `save_features`.
         probes: a file of snapshots of block devices.
         trace: the run folder of a memory trace.
+        circuit: a causal graph of the model, a file of `save_graph`.
         overwrite: replace what is at ``out``, whatever it is.
         progress: show a progress bar on stderr; None: if it is a terminal.
 
@@ -114,7 +116,9 @@ def write_report(
     """
     target = Path(f"{os.fspath(stream)}{_ENDING}" if out is None else out)
     _check_target(target, overwrite)
-    wanted = _Wanted(packets, step, tokenizer, model, against, rename, features, probes, trace)
+    wanted = _Wanted(
+        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
+    )
     made = _made(stream, wanted, progress)
     with typed_errors(f"cannot write to {target}"):
         write_text(target, made.html)
@@ -134,10 +138,13 @@ def render_report(
     features: str | os.PathLike[str] | None = None,
     probes: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
+    circuit: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> str:
     """The page of `write_report` as a text. Arguments and errors are the same."""
-    wanted = _Wanted(packets, step, tokenizer, model, against, rename, features, probes, trace)
+    wanted = _Wanted(
+        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
+    )
     return _made(stream, wanted, progress).html
 
 
@@ -154,6 +161,7 @@ class _Wanted:
     features: str | os.PathLike[str] | None
     probes: str | os.PathLike[str] | None
     trace: str | os.PathLike[str] | None
+    circuit: str | os.PathLike[str] | None
 
     def check(self) -> None:
         """
@@ -206,6 +214,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
             "Tokens": _unless_damaged(_tokens(reader, wanted)),
             "Difference": _difference(reader, wanted, progress),
             "Features": _features(wanted),
+            "Circuit": _circuit(wanted),
             "Over time": probe_parts(stream),
             "Block devices": () if wanted.probes is None else device_parts(wanted.probes),
             "Memory trace": () if wanted.trace is None else trace_parts(wanted.trace),
@@ -277,6 +286,15 @@ def _features(wanted: _Wanted) -> Iterator[str]:
     from ..analysis.sparse_autoencoder import load_features
 
     yield from feature_parts(load_features(wanted.features, top=_FEATURES))
+
+
+def _circuit(wanted: _Wanted) -> Iterator[str]:
+    if wanted.circuit is None:
+        return
+    from ..analysis._graph_page import graph_parts
+    from ..analysis.causal_graph import load_graph
+
+    yield from graph_parts(load_graph(wanted.circuit), "circuit", level=3)
 
 
 def _origin(about: CaptureSummary, found: Sample) -> Iterator[str]:
