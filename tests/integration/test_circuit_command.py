@@ -95,14 +95,16 @@ def test_pairs_of_a_file_and_other_metrics(model, tmp_path, capsys, metric):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--clean", "the cat"], 2, "needs 'corrupted': --corrupted has none"),
-        (["--clean", "the", "--corrupted", "the"], 2, "needs 'correct': --correct has none"),
-        ([*TEXTS, "--wrong", "red"], 2, "2 clean texts and 3 of 'wrong'"),
+        (["--clean", "the cat"], 2, "needs --corrupted"),
+        (["--clean", "the", "--corrupted", "the"], 2, "needs --correct"),
+        ([*TEXTS, "--wrong", "red"], 2, "--wrong: 3 for 2 clean texts"),
         ([*TEXTS[:3], "the dog", *TEXTS[4:]], 2, "example 0: 'the cat sat' has 3 tokens"),
         ([*TEXTS[:5], "cat dog", *TEXTS[6:]], 2, "the answer 'cat dog' has 2 tokens"),
         ([*TEXTS, "--pairs", "x.jsonl"], 2, "--pairs has all texts: leave out --clean"),
         (["--pairs", "missing.jsonl"], 5, "there is no such file"),
         ([*TEXTS, "--out", "circuit.png"], 2, "the name ends in .html"),
+        ([*TEXTS, "--all", "all.html"], 2, "the name ends in .json"),
+        ([*TEXTS, "--out", "a.html", "--top-k", 301], 2, "shows at most 300 edges"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_model_runs(model, capsys, arguments, code, said):
@@ -112,6 +114,10 @@ def test_what_is_wrong_is_said_before_the_model_runs(model, capsys, arguments, c
 
 def test_a_damaged_file_of_pairs_names_its_line(model, tmp_path, capsys):
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"clean": "the cat"}\n[1]\n')
+    whole = {"clean": "the cat", "corrupted": "the dog", "correct": "cat", "wrong": "dog"}
+    pairs.write_text(json.dumps(whole) + "\n[1]\n")
     code, _, error = strap(capsys, "circuit", model, "--pairs", pairs)
-    assert code == 2 and "line 2: it is no object" in error
+    assert code != 0 and "line 2: it is no object" in error
+    pairs.write_text('{"clean": "the cat", "corrupted": "the dog"}\n')
+    code, _, error = strap(capsys, "circuit", model, "--pairs", pairs)
+    assert code != 0 and "line 1: it has no text 'correct'" in error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from llm_instrumentation.errors import UnsupportedError
-from llm_instrumentation.interventions.circuits import minimality, run_circuit
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.interventions import circuits
+from llm_instrumentation.interventions.circuits import faithfulness, minimality, run_circuit
 from llm_instrumentation.interventions.decoders import DecoderLayout, decoder, register_decoder
 from llm_instrumentation.interventions.edges import edge_attribution, edge_patching
 from llm_instrumentation.interventions.metrics import Metric, logit_difference
@@ -61,6 +63,54 @@ def pairs(examples: int = 3, tokens: int = 6) -> Prompts:
 
 def of_logits(token: int) -> Metric:
     return Metric(f"mean logit of {token}", lambda logits, batch: logits[:, :, token].mean(1))
+
+
+def test_random_circuits_have_as_many_edges_all_on_paths():
+    graph = edge_attribution(made("gpt2", n_layer=3), pairs(), logit_difference(), confidence=None)
+    generator = np.random.default_rng(0)
+    paths = circuits._Paths(graph)
+    for count in (0, 1, 2, 7, 40, len(graph.edges)):
+        keys = paths.draw(count, generator)
+        assert len(set(keys)) == len(keys) == count
+        drawn = [edge for edge in graph.edges if edge.key in set(keys)]
+        if drawn:
+            assert len(dataclasses.replace(graph, edges=drawn).pruned(threshold=0).edges) == count
+
+
+def test_a_metric_of_something_else_than_logits():
+    model, prompts = made("gpt2"), pairs()
+    own = Metric("first", lambda found, batch: found[:, -1, 0], reads=lambda out: out.logits * 2)
+    graph = edge_attribution(model, prompts, own)
+    assert torch.allclose(run_circuit(model, prompts, own, graph).mean(), torch.tensor(graph.clean))
+    exact = edge_patching(model, prompts, own, "m0->logits")
+    assert len(exact.edges) == 1 and exact.clean == pytest.approx(graph.clean)
+
+
+def test_norms_that_have_changed_places_are_found():
+    class Swapped(transformers.GPTNeoXForCausalLM):
+        pass
+
+    names = ("gpt_neox.layers", "attention", "post_attention_layernorm", "mlp", "input_layernorm")
+    register_decoder(Swapped, DecoderLayout(*names, "gpt_neox.final_layer_norm", parallel=True))
+    model = made("gpt_neox")
+    model.__class__ = Swapped
+    with pytest.raises(UnsupportedError, match="receives something else than"):
+        edge_attribution(model, pairs(), logit_difference())
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"metric": len}, "metric is a builtin_function_or_method"),
+        ({"prompts": "a"}, "prompts is a str"),
+        ({"batch_size": 0}, "batch_size = 0"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(how, said):
+    given = {"prompts": pairs(), "metric": logit_difference(), **how}
+    for function in (edge_attribution, edge_patching):
+        with pytest.raises(InvalidArgumentError, match=said):
+            function(made("gpt2"), **given)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -195,7 +245,7 @@ def test_a_layout_that_is_wrong_is_refused():
     register_decoder(
         Swapped, DecoderLayout("transformer.h", "attn", "ln_2", "mlp", "ln_1", "transformer.ln_f")
     )
-    with pytest.raises(UnsupportedError, match=r"'transformer.h.0.ln_2' receives something else"):
+    with pytest.raises(UnsupportedError, match=r"something else than 'transformer.h.0.ln_2' returns"):
         edge_attribution(swapped, pairs(), logit_difference())
     register_decoder(
         Swapped, DecoderLayout("transformer.h", "attn", "ln", "mlp", "ln_2", "transformer.ln_f")
@@ -218,3 +268,10 @@ def test_projections_without_weights_are_refused():
     model.model.layers[1].self_attn.o_proj = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     with pytest.raises(UnsupportedError, match="'model.layers.1.self_attn.o_proj' is a Sequential"):
         run_circuit(model, pairs(), logit_difference(), decoder(made("llama")).graph())
+
+
+def test_one_size_has_no_area():
+    model, prompts = made("gpt2"), pairs()
+    graph = edge_attribution(model, prompts, logit_difference(), confidence=None)
+    with pytest.raises(InvalidArgumentError, match="give two or more rising numbers"):
+        faithfulness(model, prompts, logit_difference(), graph, shares=[1.0])

@@ -23,6 +23,7 @@ from llm_instrumentation.interventions import (
     activation_patching,
     attribution_patching,
     cross_entropy,
+    freeze,
     kl_divergence,
     logit_difference,
     mean,
@@ -30,6 +31,7 @@ from llm_instrumentation.interventions import (
     resample,
     sites_of,
 )
+from llm_instrumentation.interventions.nodes import node_names
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -590,3 +592,30 @@ def test_a_trained_encoder(minilm):
     np.testing.assert_allclose(found.fraction(), 1, atol=1e-4)
     heads = attribution_patching(model, prompts, metric, sites_of(model, "heads"), steps=5)
     assert heads.values.shape == (72, 2) and heads.values.any(axis=1).all()
+
+
+def test_blocks_of_bert_are_what_they_add_to_the_sum(build):
+    model = build("bert")
+    assert sites_of(model, "attention")[0] == Site("encoder.layer.0.attention.output.dense")
+    assert sites_of(model, "mlp")[0] == Site("encoder.layer.0.output.dense")
+    assert node_names(model, sites_of(model, "mlp"))[:2] == ("m0", "m1")
+
+
+def test_texts_of_a_batch_are_padded_behind(minilm):
+    minilm.tokenizer.padding_side = "left"
+    try:
+        prompts = Prompts.of_texts(minilm.tokenizer, ["a cat", "a cat sat"], ["a dog", "a dog sat"])
+    finally:
+        minilm.tokenizer.padding_side = "right"
+    assert prompts.clean["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_frozen_values_are_no_ablation(gpt2):
+    with pytest.raises(InvalidArgumentError, match="edit = freeze"):
+        ablation(gpt2, prompts_of(), logit_difference(), sites_of(gpt2, "layers"), edit=freeze)
+
+
+def test_a_node_at_the_last_position(gpt2):
+    sites = sites_of(gpt2, "heads", positions=[-1])
+    graph = activation_patching(gpt2, prompts_of(), logit_difference(), sites).to_graph()
+    assert (graph.nodes[0].kind, graph.nodes[0].position) == ("head", -1)

@@ -31,7 +31,7 @@ EdgeInput = Literal["q", "k", "v"]
 INPUTS: tuple[EdgeInput, ...] = get_args(EdgeInput)
 
 _NUMBERS = ("effect", "low", "high", "p_value")
-_AT = re.compile(r"(.+?)(?:@([0-9]{1,9}))?")
+_AT = re.compile(r"(.+?)(?:@(-?[0-9]{1,9}))?")
 _HEAD = re.compile(r"a([0-9]{1,9})\.h([0-9]{1,9})")
 _MLP = re.compile(r"m([0-9]{1,9})")
 # A number that is a whole part of a module's name: model.layers.3.mlp, h.0[1].

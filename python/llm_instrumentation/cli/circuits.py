@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._json import load_json
+from ..analysis._graph_layout import MOST_EDGES
 from ..analysis.causal_graph import CausalGraph, Edge, save_graph
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
 from .console import print_json, shown, table
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["circuit"]
 
 _SHOWN = 20  # edges that are printed
-_TEXTS = ("clean", "corrupted", "correct", "wrong")
+_FILES = (".json", ".graphml", ".dot", ".gv")
 _ANSWERS = {
     "logit-difference": ("correct", "wrong"), "cross-entropy": ("correct",), "kl-divergence": (),
 }  # fmt: skip
@@ -44,11 +45,7 @@ def circuit(
     from ..interventions.circuits import run_circuit
     from ..interventions.edges import edge_attribution, edge_patching
 
-    for option, path in (("--out", out), ("--all", every)):
-        if path is not None and path.suffix not in (".html", ".json", ".graphml", ".dot", ".gv"):
-            raise InvalidArgumentError(
-                f"{option} {path}: the name ends in .html, .json, .graphml, .dot or .gv"
-            )
+    _check_files(out, every, top_k)
     columns = _columns(texts, pairs, metric)
     network = pretrained("MODEL", "AutoModelForCausalLM", model).eval().to(device)
     prompts = _prompts(
@@ -79,6 +76,18 @@ def circuit(
 # ---- what is asked ----------------------------------------------------------------------------
 
 
+def _check_files(out: Path | None, every: Path | None, top_k: int) -> None:
+    """Refuses files that could not be written, before the work begins."""
+    if out is not None and out.suffix not in (".html", *_FILES):
+        raise InvalidArgumentError(f"--out {out}: the name ends in .html, {', '.join(_FILES)}")
+    if every is not None and every.suffix not in _FILES:
+        raise InvalidArgumentError(f"--all {every}: the name ends in {', '.join(_FILES)}")
+    if out is not None and out.suffix == ".html" and top_k > MOST_EDGES:
+        raise InvalidArgumentError(
+            f"--top-k {top_k}: a page as --out {out} shows at most {MOST_EDGES} edges"
+        )
+
+
 def _columns(
     texts: dict[str, Sequence[str]], pairs: Path | None, metric: str
 ) -> dict[str, Sequence[str]]:
@@ -88,46 +97,50 @@ def _columns(
         InvalidArgumentError: some are missing, or given twice.
     """
     given = {name: list(values) for name, values in texts.items() if values}
-    if pairs is not None:
-        if given:
-            raise InvalidArgumentError(f"--pairs has all texts: leave out --{next(iter(given))}")
-        given = _read(pairs)
+    if pairs is not None and given:
+        raise InvalidArgumentError(f"--pairs has all texts: leave out --{next(iter(given))}")
     needed = ("clean", "corrupted", *_ANSWERS[metric])
+    if pairs is not None:
+        return _read(pairs, needed)
     for name in needed:
-        where = f"--{name}" if pairs is None else f"{pairs}"
         if name not in given:
-            raise InvalidArgumentError(f"--metric {metric} needs {name!r}: {where} has none")
+            raise InvalidArgumentError(f"--metric {metric} needs --{name}")
         if len(given[name]) != len(given["clean"]):
             raise InvalidArgumentError(
-                f"{where}: {len(given['clean'])} clean texts and {len(given[name])} of {name!r}: "
-                "give one for each example"
+                f"--{name}: {len(given[name])} for {len(given['clean'])} clean texts: give one for "
+                "each"
             )
     return {name: given[name] for name in needed}
 
 
-def _read(path: Path) -> dict[str, list[str]]:
+def _read(path: Path, needed: Sequence[str]) -> dict[str, Sequence[str]]:
     """The columns of a file with a JSON object in each line.
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptError: a line is something else.
+        CorruptError: a line is something else, or lacks a text.
     """
-    columns: dict[str, list[str]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise NotFoundError(f"--pairs {path}: there is no such file") from None
-    for number, line in enumerate(filter(str.strip, lines), 1):
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             record = load_json(line.encode())
             if not isinstance(record, dict):
                 raise ValueError("it is no object")
+            for name in needed:
+                if not isinstance(record.get(name), str):
+                    raise ValueError(f"it has no text {name!r}")
         except ValueError as error:
             raise CorruptError(f"--pairs {path}, line {number}: {error}") from error
-        for name in _TEXTS:
-            if name in record:
-                columns.setdefault(name, []).append(str(record[name]))
-    return columns
+        records.append(record)
+    if not records:
+        raise CorruptError(f"--pairs {path} has no texts")
+    return {name: [record[name] for record in records] for name in needed}
 
 
 def _prompts(columns: dict[str, Sequence[str]], tokenizer: Any, device: str) -> Prompts:

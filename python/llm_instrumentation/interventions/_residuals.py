@@ -152,6 +152,7 @@ def written(
     """
     values: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
+    normed: dict[str, dict[int, Tensor]] = {}  # what projections and MLPs receive
 
     def keep(into: dict[int, Tensor], number: int) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
@@ -174,23 +175,49 @@ def written(
     if check:
         for number, readers in enumerate(decoder.readers):
             edits.append(apply(readers.norm, keep(read, number), side="input"))
+            if readers.kind == "logits":
+                continue
+            block = decoder.blocks[readers.layer]
+            parts = [block.mlp] if readers.kind == "mlp" else list(block.projections())
+            for part in parts:
+                normed[part] = {}
+                edits.append(apply(part, keep(normed[part], number), side="input"))
     with intervene(decoder.model, *edits):
         output = decoder.model(**inputs)
     found = Written(decoder, [values[number] for number in range(len(decoder.writers))])
     if check:
-        _check(decoder, found, read)
+        _check(decoder, found, read, normed)
     return found, output
 
 
-def _check(decoder: PreNormDecoder, found: Written, read: Mapping[int, Tensor]) -> None:
+def _check(
+    decoder: PreNormDecoder,
+    found: Written,
+    read: Mapping[int, Tensor],
+    normed: Mapping[str, Mapping[int, Tensor]],
+) -> None:
+    for part, received in normed.items():
+        for number, value in received.items():
+            norm = decoder.readers[number].norm
+            if not _alike(value, behind_norm(decoder, norm, read[number])):
+                raise UnsupportedError(
+                    f"{part!r} receives something else than {norm!r} returns, so "
+                    f"{type(decoder.model).__name__} is not as its layout says; see "
+                    "register_decoder"
+                )
     for number, residual in enumerate(found.residuals()):
         readers = decoder.readers[number]
-        size = read[number].float().norm().clamp_min(1e-9)
-        error = (read[number] - residual).float().norm() / size
-        if not error < _ROUNDING:
+        if not _alike(read[number], residual):
+            error = (read[number] - residual).float().norm() / read[number].float().norm()
             raise UnsupportedError(
                 f"{readers.norm!r} receives something else than the sum of what the embeddings, "
                 f"heads and MLPs before it have written: they differ by {float(error):.0%}. So "
                 f"{type(decoder.model).__name__} is no pre-norm decoder as its layout says; see "
                 "register_decoder"
             )
+
+
+def _alike(value: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors differ by rounding only."""
+    size = value.float().norm().clamp_min(1e-9)
+    return bool((value - expected.reshape(value.shape)).float().norm() / size < _ROUNDING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -23,7 +24,9 @@ __all__ = [
     "Kept",
     "Run",
     "Target",
+    "check_given",
     "floats",
+    "frozen",
     "has_mask",
     "of_examples",
     "runs_of",
@@ -53,6 +56,35 @@ class Target(NamedTuple):
     whole: Site
 
 
+def check_given(prompts: Prompts, metric: Metric, batch_size: int = 1) -> None:
+    """
+    Raises:
+        InvalidArgumentError: an argument is of another type, or out of its range.
+    """
+    if not isinstance(prompts, Prompts):
+        raise InvalidArgumentError(f"prompts is a {type(prompts).__name__}: give Prompts(...)")
+    if not isinstance(metric, Metric):
+        raise InvalidArgumentError(
+            f"metric is a {type(metric).__name__}: give Metric(name, function), or one as "
+            "logit_difference()"
+        )
+    if batch_size < 1:
+        raise InvalidArgumentError(f"batch_size = {batch_size}: give at least 1")
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter requires a gradient in the block. So graphs are smaller, and begin at sites."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 def sites_to_measure(
     model: nn.Module, prompts: Prompts, metric: Metric, sites: Sequence[str | Site]
 ) -> list[Target]:
@@ -64,13 +96,7 @@ def sites_to_measure(
             layer or head, or no embeddings for the token ids.
         UnsupportedError: dropout is active, or the model runs no hooks.
     """
-    if not isinstance(prompts, Prompts):
-        raise InvalidArgumentError(f"prompts is a {type(prompts).__name__}: give Prompts(...)")
-    if not isinstance(metric, Metric):
-        raise InvalidArgumentError(
-            f"metric is a {type(metric).__name__}: give Metric(name, function), or one as "
-            "logit_difference()"
-        )
+    check_given(prompts, metric)
     if isinstance(sites, (str, Site)):
         sites = [sites]
     given = [Site.of(site) for site in sites]

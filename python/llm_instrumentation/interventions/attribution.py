@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from ._runs import (
     Run,
     Target,
     floats,
+    frozen,
     has_mask,
     of_examples,
     runs_of,
@@ -113,7 +113,7 @@ def attribution_patching(
     with (
         reported(progress, "Attribution patching") as told,
         torch.inference_mode(False),
-        _frozen(model),
+        frozen(model),
     ):
         told(done, total)
         for run in runs:
@@ -189,19 +189,6 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
             "get_input_embeddings(): leave steps out"
         )
     return found
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter requires a gradient in the block. So graphs are smaller, and begin at sites."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
 
 
 class _ByTensor(dict[Site, list[tuple[int, Target]]]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -22,10 +23,11 @@ from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
 from ._residuals import Written, behind_norm, check_linear, linear, spread, written
+from ._runs import check_given
 from .decoders import DecoderBlock, PreNormDecoder, decoder
 from .edits import Edit, apply
 from .installed import intervene
-from .metrics import Metric, logits_of
+from .metrics import Metric
 from .prompts import Prompts
 
 if TYPE_CHECKING:
@@ -159,8 +161,8 @@ def faithfulness(
 
     The circuits are the edges with the largest absolute effects, as far as they are connected. The
     sizes and areas are those of the benchmark MIB (Mueller et al. 2025). An area begins at the
-    smallest share. Random circuits are those of random effects: each time the largest edge that is
-    connected to the logits, until there are as many as in the circuit.
+    smallest share. Random circuits have as many edges, on random paths from the input to the
+    logits.
 
     Args:
         model: a pre-norm decoder, as for `run_circuit`.
@@ -180,8 +182,10 @@ def faithfulness(
             the graph lacks edges or effects; shares do not rise from 0 to 1; as for `run_circuit`.
     """
     rising = all(one < other for one, other in itertools.pairwise(shares))
-    if not shares or not rising or shares[0] < 0 or shares[-1] > 1:
-        raise InvalidArgumentError(f"shares = {tuple(shares)}: give rising numbers from 0 to 1")
+    if len(shares) < 2 or not rising or shares[0] < 0 or shares[-1] > 1:
+        raise InvalidArgumentError(
+            f"shares = {tuple(shares)}: give two or more rising numbers from 0 to 1"
+        )
     if random < 1:
         raise InvalidArgumentError(f"random = {random}: give at least 1")
     runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
@@ -192,7 +196,8 @@ def faithfulness(
         )
     generator = np.random.default_rng(seed)
     chosen = [_largest(graph, int(share * len(graph.edges))) for share in shares]
-    drawn = [[_random(graph, len(keys), generator) for keys in chosen] for _ in range(random)]
+    paths = _Paths(graph)
+    drawn = [[paths.draw(len(keys), generator) for keys in chosen] for _ in range(random)]
     masks = [runs.decoder.mask(keys) for keys in chosen]
     whole = torch.ones(runs.decoder.size, dtype=torch.bool)
     asked = [whole, ~whole, *masks, *(~mask for mask in masks)]
@@ -233,16 +238,42 @@ def _largest(graph: CausalGraph, count: int) -> list[EdgeKey]:
     return [edge.key for edge in graph.pruned(top_k=count).edges] if count else []
 
 
-def _random(graph: CausalGraph, count: int, generator: np.random.Generator) -> list[EdgeKey]:
-    if not count:
-        return []
-    effects = generator.random(len(graph.edges)).tolist()
-    edges = (
-        dataclasses.replace(edge, effect=effect, low=None, high=None)
-        for edge, effect in zip(graph.edges, effects, strict=True)
-    )
-    found = dataclasses.replace(graph, edges=tuple(edges)).pruned(greedy=count)
-    return [edge.key for edge in found.edges]
+class _Paths:
+    """Random circuits of a graph: edges on random paths from an input to an output."""
+
+    def __init__(self, graph: CausalGraph) -> None:
+        self._edges = graph.edges
+        self._inputs = {node.id for node in graph.inputs}
+        self._outputs = {node.id for node in graph.outputs}
+        self._into: dict[str, list[int]] = defaultdict(list)
+        self._out_of: dict[str, list[int]] = defaultdict(list)
+        for at, edge in enumerate(self._edges):
+            self._into[edge.target].append(at)
+            self._out_of[edge.source].append(at)
+
+    def draw(self, count: int, generator: np.random.Generator) -> list[EdgeKey]:
+        """A circuit of `count` edges; of fewer only if no path fits into the rest."""
+        taken: set[int] = set()
+        for at in generator.permutation(len(self._edges)).tolist():
+            if len(taken) == count:
+                break
+            both = taken | self._path(at, generator)
+            if len(both) <= count:
+                taken = both
+        return [self._edges[at].key for at in sorted(taken)]
+
+    def _path(self, at: int, generator: np.random.Generator) -> set[int]:
+        """The edges of a random path through an edge."""
+        path = {at}
+        node = self._edges[at].target
+        while node not in self._outputs:
+            path.add(step := int(generator.choice(self._out_of[node])))
+            node = self._edges[step].target
+        node = self._edges[at].source
+        while node not in self._inputs:
+            path.add(step := int(generator.choice(self._into[node])))
+            node = self._edges[step].source
+        return path
 
 
 def minimality(
@@ -284,13 +315,15 @@ def minimality(
     for numbers in runs.decoder.numbers(keys):
         masks.append(whole.clone())
         masks[-1][numbers] = False
-    nothing = torch.zeros_like(whole)
-    values = runs.values([*masks, nothing], progress, "minimality")
-    effects = (values[1:-1] - values[0]).T.numpy().astype(np.float32)
-    return effects_graph(
+    masks += [torch.ones_like(whole), torch.zeros_like(whole)]
+    alone, *without, model_alone, nothing = runs.values(masks, progress, "minimality")
+    effects = (torch.stack(without) - alone).T.numpy().astype(np.float32)
+    found = effects_graph(
         runs.decoder, keys, effects, confidence=confidence, metric=metric,
-        method=f"minimality, {ablation}", clean=values[0], corrupted=values[-1],
+        method=f"minimality, {ablation}", clean=model_alone, corrupted=nothing,
     )  # fmt: skip
+    notes = {**found.notes, "circuit alone": float(alone.double().mean())}
+    return dataclasses.replace(found, nodes=circuit.nodes, notes=notes)
 
 
 class _CircuitRuns:
@@ -300,6 +333,7 @@ class _CircuitRuns:
         self, model: nn.Module, prompts: Prompts, metric: Metric, ablation: Ablation,
         batch_size: int,
     ) -> None:  # fmt: skip
+        check_given(prompts, metric, batch_size)
         if ablation not in get_args(Ablation):
             raise InvalidArgumentError(
                 f'ablation = {ablation!r}: give "corrupted", "mean" or "zero"'
@@ -418,7 +452,7 @@ class _Circuit:
         inputs = {name: torch.cat([one] * self._copies) for name, one in batch.clean.items()}
         with intervene(decoder.model, *edits):
             output = decoder.model(**inputs)
-        return metric(logits_of(output)[: len(batch)], batch)
+        return metric.of_tensor(metric.tensor_of(output)[: len(batch)], batch)
 
     def _keep(self, number: int) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:

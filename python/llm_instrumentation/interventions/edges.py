@@ -21,10 +21,11 @@ from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
 from ._integration import points
 from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
+from ._runs import check_given, frozen
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
-from .metrics import Metric, logits_of
+from .metrics import Metric
 from .prompts import Direction, Prompts
 
 __all__ = ["edge_attribution", "edge_patching"]
@@ -79,6 +80,7 @@ def edge_attribution(
             an argument is out of its range.
     """
     way = points(steps)
+    check_given(prompts, metric, batch_size)
     if steps is None and metric.flat_at_clean:
         raise InvalidArgumentError(
             f"the gradient of {metric.name!r} is zero at the clean run, so EAP finds nothing: give "
@@ -94,7 +96,7 @@ def edge_attribution(
     scores = torch.zeros(len(prompts), graph.size)
     metrics: list[list[Tensor]] = [[], []]
     done, total = 0, len(prompts) * len(way)
-    with reported(progress, "edge attribution") as tell:
+    with reported(progress, "edge attribution") as tell, frozen(model):
         first = 0
         for batch in prompts.batches(batch_size):
             clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
@@ -293,6 +295,7 @@ def edge_patching(
     """
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
+    check_given(prompts, metric, batch_size)
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)
@@ -312,21 +315,26 @@ def edge_patching(
             patched = _Patched(graph, batch, inputs, metric, base, other.minus(base))
             together = max(1, batch_size // len(batch))
             for begin in range(0, len(keys), together):
-                found = patched.effects(patches[begin : begin + together])
+                some = patched.effects(patches[begin : begin + together])
                 rows = slice(first, first + len(batch))
-                effects[rows, begin : begin + together] = found.T.numpy()
+                effects[rows, begin : begin + together] = some.T.numpy()
                 tell(first * len(keys) + min(begin + together, len(keys)) * len(batch),
                      len(prompts) * len(keys))  # fmt: skip
             first += len(batch)
-    return effects_graph(
+    found = effects_graph(
         graph, keys, effects, confidence=confidence, metric=metric,
         method=f"edge patching, {direction}",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip
+    return (
+        dataclasses.replace(found, nodes=edges.nodes) if isinstance(edges, CausalGraph) else found
+    )
 
 
 def _edges(edges: CausalGraph | Iterable[Edge | EdgeKey | str]) -> Iterable[Edge | EdgeKey | str]:
-    return edges.edges if isinstance(edges, CausalGraph) else edges
+    if isinstance(edges, CausalGraph):
+        return edges.edges
+    return [edges] if isinstance(edges, str) else edges
 
 
 def _key(edge: Edge | EdgeKey | str) -> EdgeKey:
@@ -473,5 +481,5 @@ class _Patched:
 
 def _by_copy(metric: Metric, output: Any, batch: Prompts, copies: int) -> Tensor:
     """The metric of each copy of a batch that ran side by side: [copies, examples]."""
-    logits = logits_of(output)
-    return torch.stack([precise(metric(part, batch)) for part in logits.chunk(copies)])
+    given = metric.tensor_of(output)
+    return torch.stack([precise(metric.of_tensor(part, batch)) for part in given.chunk(copies)])

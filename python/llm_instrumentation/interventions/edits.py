@@ -186,7 +186,8 @@ def replace(
     def change(call: Call) -> Tensor:
         if isinstance(values, Tensor):
             check_like(call.spot, values, call.tensor, "values")
-            return call.part.fit(values, "values")
+            # A copy, because the model may change what modules return in place.
+            return call.part.fit(values, "values").clone()
         step = first_step + call.step
         found = value_at(values, call.name, step, call.call, call.tensor, call.spot)
         return call.part.fit(found, "the captured tensor")
@@ -243,7 +244,18 @@ def _own_mean(call: Call, over: str) -> Tensor:
     """The mean of the tensor itself."""
     if over == "sequences":
         batch = call.part.batch(call.tensor)
-        return call.part.take_of_batch(batch.mean(0, keepdim=True).expand(batch.shape))
+        if len(batch) < 2:
+            raise InvalidArgumentError(
+                f"{call.spot.site}: the batch has one sequence, whose mean is itself: give of, or "
+                "a batch_size that leaves no batch of one"
+            )
+        real = call.part.real_tokens
+        if real is None or real.shape != batch.shape[:2]:
+            found = batch.mean(0, keepdim=True)
+        else:
+            counts = real.to(batch.device).reshape(*real.shape, *[1] * (batch.dim() - 2))
+            found = (batch * counts).sum(0, keepdim=True) / counts.sum(0, keepdim=True).clamp_min(1)
+        return call.part.take_of_batch(found.to(batch.dtype).expand(batch.shape))
     if not call.tensor.dim():
         return call.values
     rows = call.tensor.reshape(-1, call.tensor.shape[-1])
@@ -302,7 +314,7 @@ def resample(
         if len(batch) < 2:
             raise InvalidArgumentError(
                 f"{call.spot.site}: the batch has one sequence, and no other to resample from: "
-                "give of"
+                "give of, or a batch_size that leaves no batch of one"
             )
         order = torch.randperm(len(batch), generator=call.generator(seed))
         donors = torch.empty_like(order)
@@ -413,6 +425,6 @@ def freeze(site: str | Site, **where: Unpack[Where]) -> Edit:
                 f"{call.spot.site}: the first call had the shape {list(first.shape)}, this one has "
                 f"{list(call.values.shape)}: choose positions or steps that fit"
             )
-        return first
+        return first.clone()  # the model may change what modules return in place
 
     return Edit(Site.of(site, **where), "freeze", change)

@@ -67,7 +67,10 @@ class Metric:
                 message names the example, or the first and last one of the batch.
             InvalidArgumentError: the model returned no logits, or a label is missing.
         """
-        given = self.tensor_of(output)
+        return self.of_tensor(self.tensor_of(output), batch)
+
+    def of_tensor(self, given: Tensor, batch: Prompts) -> Tensor:
+        """The numbers of a batch as `__call__` gives them, from what the function gets."""
         try:
             found = self.function(given, batch)
         except StrapError:

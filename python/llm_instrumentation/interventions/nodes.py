@@ -53,7 +53,7 @@ def sites_of(
             for head in range(of_layer.heads)
         ]
     else:
-        named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
+        named = {"layers": _layers, "attention": _outputs, "mlp": _mlps, "modules": _modules}
         found = [Site(name) for name in named[kind](model)]
     if not found:
         raise InvalidArgumentError(
@@ -91,6 +91,24 @@ def _attention(model: nn.Module) -> list[str]:
     return blocks
 
 
+def _outputs(model: nn.Module) -> list[str]:
+    """What returns the output of each attention module."""
+    return [_unsummed(model, name) for name in _attention(model)]
+
+
+def _unsummed(model: nn.Module, name: str) -> str:
+    """The module that returns what a block adds to the residual stream.
+
+    The blocks of BERT and its kin add it themselves, and norm the sum. Their part `dense` does not.
+    """
+    modules = {original_name(raw): module for raw, module in model.named_modules()}
+    block = modules[name]
+    output = block if name.rpartition(".")[2] == "output" else getattr(block, "output", None)
+    if isinstance(output, nn.Module) and hasattr(output, "dense") and hasattr(output, "LayerNorm"):
+        return f"{name}.dense" if output is block else f"{name}.output.dense"
+    return name
+
+
 def _layers(model: nn.Module) -> list[str]:
     """The entries of the outermost lists of modules that hold attention."""
     attention = _attention(model)
@@ -122,7 +140,7 @@ def _mlps(model: nn.Module) -> list[str]:
         for wanted in _MLPS:
             blocks = [name for name in inside if name.rpartition(".")[2] == wanted]
             if blocks:
-                found.append(min(blocks, key=len))
+                found.append(_unsummed(model, min(blocks, key=len)))
                 break
     return found
 

@@ -137,6 +137,9 @@ def ablation(
             f"edit returned {strange!r}: give a function of a site that returns an edit, as zero"
         )
 
+    if made[0].kind == "freeze":
+        raise InvalidArgumentError("edit = freeze: in one call of the model it changes nothing")
+
     def edits(run: Run) -> Iterator[tuple[int, Edit | None]]:
         for number, node in enumerate(nodes):
             site = of_examples(node.site, run.examples)

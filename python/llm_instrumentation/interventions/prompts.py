@@ -86,7 +86,7 @@ class Prompts:
         answers: Mapping[str, Sequence[str]] | None = None,
         device: Any = None,
     ) -> Prompts:
-        """Pairs of texts. Texts of fewer tokens than others are padded as the tokenizer does it.
+        """Pairs of texts. Texts of fewer tokens than others are padded behind.
 
         Args:
             tokenizer: of transformers.
@@ -115,7 +115,12 @@ class Prompts:
             name: torch.tensor([_token(tokenizer, text) for text in texts], device=device)
             for name, texts in (answers or {}).items()
         }
-        padded = tokenizer([*clean, *corrupted], return_tensors="pt", padding=True).to(device)
+        # Behind the texts padding does not move their tokens to other positions.
+        padded = tokenizer(
+            [*clean, *corrupted], return_tensors="pt", padding=True, padding_side="right"
+        )
+        if device is not None:
+            padded = padded.to(device)
         first, second = (
             {name: tensor[part] for name, tensor in padded.items()}
             for part in (slice(len(clean)), slice(len(clean), None))
