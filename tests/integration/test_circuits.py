@@ -245,7 +245,7 @@ def test_a_layout_that_is_wrong_is_refused():
     register_decoder(
         Swapped, DecoderLayout("transformer.h", "attn", "ln_2", "mlp", "ln_1", "transformer.ln_f")
     )
-    with pytest.raises(UnsupportedError, match=r"something else than 'transformer.h.0.ln_2' returns"):
+    with pytest.raises(UnsupportedError, match=r"than 'transformer.h.0.ln_2' returns"):
         edge_attribution(swapped, pairs(), logit_difference())
     register_decoder(
         Swapped, DecoderLayout("transformer.h", "attn", "ln", "mlp", "ln_2", "transformer.ln_f")

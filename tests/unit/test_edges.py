@@ -248,7 +248,7 @@ def test_exact_patching_is_the_whole_graph_without_one_edge():
 
 def test_what_cannot_be_measured_is_refused():
     model, prompts = linear_decoder(), random_pairs()
-    with pytest.raises(InvalidArgumentError, match="no gradient: use edge_patching"):
+    with pytest.raises(UnsupportedError, match="has no gradient"):
         labelled = dataclasses.replace(prompts, labels={"correct": torch.zeros(5).long()})
         edge_attribution(model, labelled, accuracy())
     with pytest.raises(InvalidArgumentError, match="give steps for EAP-IG"):

@@ -17,6 +17,8 @@ from .metrics import Metric
 
 __all__ = ["effects_graph", "precise"]
 
+_TOGETHER = 4096  # edges whose intervals take memory at the same time
+
 
 def precise(values: Tensor) -> Tensor:
     """Numbers without a gradient, on the CPU, in float32 or float64."""
@@ -47,12 +49,14 @@ def effects_graph(
     means = effects.mean(axis=0, dtype=np.float64)
     ends: list[tuple[float | None, float | None]] = [(None, None)] * len(edges)
     if confidence is not None and len(effects) > 1:
-        found = bootstrap_interval(effects, confidence)
-        bounded = np.isfinite(found.low) & np.isfinite(found.high)
-        ends = [
-            (float(low), float(high)) if both else (None, None)
-            for low, high, both in zip(found.low, found.high, bounded, strict=True)
-        ]
+        ends = []
+        for first in range(0, len(edges), _TOGETHER):
+            found = bootstrap_interval(effects[:, first : first + _TOGETHER], confidence)
+            bounded = np.isfinite(found.low) & np.isfinite(found.high)
+            ends += [
+                (float(low), float(high)) if both else (None, None)
+                for low, high, both in zip(found.low, found.high, bounded, strict=True)
+            ]
     return decoder.graph(
         (
             Edge(*key, effect=float(mean), low=low, high=high)

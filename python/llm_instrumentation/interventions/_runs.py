@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from ._spots import Spot, resolve
 from .edits import Call, Edit
 from .installed import check_model, intervene
@@ -25,6 +25,7 @@ __all__ = [
     "Run",
     "Target",
     "check_given",
+    "check_gradients",
     "floats",
     "frozen",
     "has_mask",
@@ -70,6 +71,35 @@ def check_given(prompts: Prompts, metric: Metric, batch_size: int = 1) -> None:
         )
     if batch_size < 1:
         raise InvalidArgumentError(f"batch_size = {batch_size}: give at least 1")
+
+
+def check_gradients(model: nn.Module, metric: Metric) -> None:
+    """
+    Raises:
+        UnsupportedError: there are no gradients, as far as that is known before the model runs.
+    """
+    if not metric.differentiable:
+        raise UnsupportedError(
+            f"{metric.name!r} has no gradient: use logit_difference or cross_entropy, or measure "
+            "by patching"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise UnsupportedError(
+                f"{name!r} was made in torch.inference_mode(), so nothing has gradients: load the "
+                "model outside of it"
+            )
+        if not parameter.is_floating_point() and not parameter.is_complex():
+            raise UnsupportedError(
+                f"{name!r} is quantized ({parameter.dtype}), and gradients may not pass through "
+                "it: load the model in float32 or bfloat16, or measure by patching"
+            )
+    for name, module in model.named_modules():
+        if ".quantized" in type(module).__module__:
+            raise UnsupportedError(
+                f"{name!r} is quantized ({type(module).__name__}), and gradients do not pass "
+                "through it: use the original model, or measure by patching"
+            )
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from ._runs import (
     Kept,
     Run,
     Target,
+    check_gradients,
     floats,
     frozen,
     has_mask,
@@ -98,7 +99,7 @@ def attribution_patching(
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
     runs = runs_of(prompts, batch_size, direction)
-    _check_gradients(model, metric)
+    check_gradients(model, metric)
     way = points(steps)
     embeddings = [] if steps is None else _embeddings(model, prompts)
     if metric.flat_at_clean and direction == "noising" and steps is None:
@@ -131,35 +132,6 @@ def attribution_patching(
         "" if steps is None else f", integrated gradients, {steps} steps"
     )
     return effects_of(model, nodes, effects, base, source, metric, method, direction)
-
-
-def _check_gradients(model: nn.Module, metric: Metric) -> None:
-    """
-    Raises:
-        UnsupportedError: there are no gradients, as far as that is known before the model runs.
-    """
-    if not metric.differentiable:
-        raise UnsupportedError(
-            f"{metric.name!r} has no gradient: use logit_difference or cross_entropy, or measure "
-            "with activation_patching"
-        )
-    for name, parameter in model.named_parameters():
-        if parameter.is_inference():
-            raise UnsupportedError(
-                f"{name!r} was made in torch.inference_mode(), so nothing has gradients: load the "
-                "model outside of it"
-            )
-        if not parameter.is_floating_point() and not parameter.is_complex():
-            raise UnsupportedError(
-                f"{name!r} is quantized ({parameter.dtype}), and gradients may not pass through "
-                "it: load the model in float32 or bfloat16, or measure with activation_patching"
-            )
-    for name, module in model.named_modules():
-        if ".quantized" in type(module).__module__:
-            raise UnsupportedError(
-                f"{name!r} is quantized ({type(module).__name__}), and gradients do not pass "
-                "through it: use the original model, or measure with activation_patching"
-            )
 
 
 def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:

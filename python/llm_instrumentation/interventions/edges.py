@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from ._edge_effects import effects_graph, precise
 from ._integration import points
 from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
-from ._runs import check_given, frozen
+from ._runs import check_given, check_gradients, frozen
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
@@ -75,12 +75,13 @@ def edge_attribution(
 
     Raises:
         UnsupportedError: (a TypeError) the model is no pre-norm decoder that is known, or its
-            projections are quantised; see also `intervene`.
-        InvalidArgumentError: (a ValueError) the metric has no gradient, or none at the clean run;
-            an argument is out of its range.
+            projections are quantised; the metric has no gradient; see also `intervene`.
+        InvalidArgumentError: (a ValueError) the metric is flat at the clean run; an argument is out
+            of its range.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
+    check_gradients(model, metric)
     if steps is None and metric.flat_at_clean:
         raise InvalidArgumentError(
             f"the gradient of {metric.name!r} is zero at the clean run, so EAP finds nothing: give "
@@ -195,7 +196,7 @@ def _gradients(
     with torch.enable_grad(), intervene(graph.model, *edits):
         values = metric(graph.model(**batch.clean), batch)
     if not values.requires_grad:
-        raise InvalidArgumentError(f"{metric.name!r} has no gradient: use edge_patching")
+        raise UnsupportedError(f"{metric.name!r} has no gradient: use edge_patching")
     wanted = [ends[number] for number in range(len(graph.readers))]
     found = torch.autograd.grad(
         values.sum(), wanted, retain_graph=True, allow_unused=True, materialize_grads=True
