@@ -8,7 +8,7 @@ import pytest
 import torch
 from decoders_by_hand import graph_of, linear_decoder, reversing, sever, x_proportion
 from llm_instrumentation.analysis.causal_graph import CausalGraph, edge_auroc
-from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import intervene, replace
 from llm_instrumentation.interventions.circuits import faithfulness, minimality, run_circuit
 from llm_instrumentation.interventions.decoders import decoder
