@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
 from ..analysis.significance import bootstrap_interval
+from ._runs import model_name
 from .decoders import PreNormDecoder
 from .metrics import Metric
 
@@ -62,7 +63,7 @@ def effects_graph(
             Edge(*key, effect=float(mean), low=low, high=high)
             for key, mean, (low, high) in zip(edges, means, ends, strict=True)
         ),
-        model=_name_of(decoder),
+        model=model_name(decoder.model),
         metric=metric.name,
         method=method,
         clean=float(clean.double().mean()),
@@ -70,11 +71,6 @@ def effects_graph(
         examples=len(effects),
         versions=_versions(),
     )
-
-
-def _name_of(decoder: PreNormDecoder) -> str:
-    config = getattr(decoder.model, "config", None)
-    return getattr(config, "name_or_path", "") or type(decoder.model).__name__
 
 
 def _versions() -> dict[str, str]:

@@ -146,7 +146,7 @@ class Part:
             )
             rows = self._chosen("sequences", site.sequences, self._view[0])
         index: tuple[Any, ...] = ()
-        self._is_masked = isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple)
+        self._is_masked = site.has_mask
         if self._is_masked:
             index = self._masked(site.positions, rows)
         elif site.positions is not None:

@@ -28,7 +28,7 @@ __all__ = [
     "check_gradients",
     "floats",
     "frozen",
-    "has_mask",
+    "model_name",
     "of_examples",
     "runs_of",
     "sites_to_measure",
@@ -138,7 +138,7 @@ def sites_to_measure(
                 f"{site}: effects are measured on all sequences, in one forward call of a batch: "
                 "leave out sequences and steps"
             )
-        if has_mask(site) and len(site.positions) != len(prompts):
+        if site.has_mask and len(site.positions) != len(prompts):
             raise InvalidArgumentError(
                 f"{site}: the mask has {len(site.positions)} rows for {len(prompts)} examples: "
                 "give a row for each"
@@ -151,14 +151,15 @@ def sites_to_measure(
     ]
 
 
-def has_mask(site: Site) -> bool:
-    """Whether the positions of a site are a mask."""
-    return isinstance(site.positions, tuple) and isinstance(site.positions[0], tuple)
+def model_name(model: nn.Module) -> str:
+    """The name that a model was loaded by, or that of its class."""
+    config = getattr(model, "config", None)
+    return getattr(config, "name_or_path", "") or type(model).__name__
 
 
 def of_examples(site: Site, examples: slice) -> Site | None:
     """A site in a batch: its mask has the rows of these examples. None: no token of them."""
-    if not has_mask(site):
+    if not site.has_mask:
         return site
     rows = site.positions[examples]
     return dataclasses.replace(site, positions=rows) if any(map(any, rows)) else None

@@ -32,7 +32,6 @@ from ._runs import (
     check_gradients,
     floats,
     frozen,
-    has_mask,
     of_examples,
     runs_of,
     sites_to_measure,
@@ -171,7 +170,7 @@ class _ByTensor(dict[Site, list[tuple[int, Target]]]):
         for number, node in enumerate(nodes):
             self.setdefault(node.whole, []).append((number, node))
         self.count = len(nodes)
-        self._masked = {node.whole for node in nodes if has_mask(node.site)}
+        self._masked = {node.whole for node in nodes if node.site.has_mask}
         self._known: dict[Any, list[tuple[int, Part, slice | None]]] = {}
 
     def parts(self, whole: Site, call: Call, run: Run) -> list[tuple[int, Part, slice | None]]:

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from .._extras import extra
+from ..analysis._graph_parts import INPUTS
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
 from ._residuals import Written, behind_norm, check_linear, linear, spread, written
-from ._runs import check_given
+from ._runs import Floats, check_given
 from .decoders import DecoderBlock, PreNormDecoder, decoder
 from .edits import Edit, apply
 from .installed import intervene
@@ -40,8 +40,6 @@ Ablation = Literal["corrupted", "mean", "zero"]
 mean of what it writes over all tokens of the clean texts, or zero."""
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-
-Floats = npt.NDArray[np.float64]
 
 
 def run_circuit(
@@ -493,7 +491,7 @@ class _Circuit:
         def change(returned: Tensor) -> Tensor:
             new = returned.clone().view(self._copies, *self._shape[:2], -1)
             for kind in kinds:
-                at = get_args(EdgeInput).index(kind)
+                at = INPUTS.index(kind)
                 inputs = range(at, 3 * block.heads.heads, 3)
                 residuals, which = self._residuals_of(number, inputs)
                 normed = behind_norm(decoder, decoder.readers[number].norm, residuals)

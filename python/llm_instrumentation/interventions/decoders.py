@@ -16,14 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..analysis._graph_parts import INPUTS
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads
 
 __all__ = ["DecoderLayout", "PreNormDecoder", "decoder", "register_decoder"]
-
-_INPUTS: tuple[EdgeInput, ...] = ("q", "k", "v")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +136,7 @@ class DecoderBlock:
     def projections(self) -> dict[str, tuple[EdgeInput, ...]]:
         """The modules that return q, k and v, each with those of them that it returns."""
         found: dict[str, tuple[EdgeInput, ...]] = {}
-        for kind in _INPUTS:
+        for kind in INPUTS:
             module = self.heads.columns(0, kind).module
             found[module] = (*found.get(module, ()), kind)
         return found
@@ -192,7 +191,6 @@ class PreNormDecoder:
     Attributes:
         model: the model.
         blocks: its layers.
-        final_norm: the name of the norm before the unembedding.
         writers: what writes to the residual stream, in order.
         readers: what reads it, in order.
     """
@@ -200,7 +198,6 @@ class PreNormDecoder:
     def __init__(self, model: nn.Module, blocks: tuple[DecoderBlock, ...], final_norm: str) -> None:
         self.model = model
         self.blocks = blocks
-        self.final_norm = final_norm
         self._modules = {original_name(name): one for name, one in model.named_modules()}
         writers = [Writers("input", 0, ("input",), 0)]
         readers: list[Readers] = []
@@ -213,7 +210,7 @@ class PreNormDecoder:
             before = writers[-1].end
             heads = tuple(f"a{number}.h{head}" for head in range(block.heads.heads))
             writers.append(Writers("heads", number, heads, before))
-            inputs = [(head, kind) for head in heads for kind in _INPUTS]
+            inputs = [(head, kind) for head in heads for kind in INPUTS]
             read("heads", number, inputs, block.attention_norm, before)
             seen = before if block.parallel else writers[-1].end
             read("mlp", number, [(f"m{number}", None)], block.mlp_norm, seen)
@@ -259,7 +256,7 @@ class PreNormDecoder:
         known = {key: number for number, key in enumerate(self.edges())}
         found = []
         for key in edges:
-            parts = [key] if key in known else [key._replace(input=kind) for kind in _INPUTS]
+            parts = [key] if key in known else [key._replace(input=kind) for kind in INPUTS]
             if not all(part in known for part in parts) or (key.input and len(parts) > 1):
                 raise InvalidArgumentError(
                     f"the model has no edge {Edge(*key).id!r}: its edges lead from 'input', "

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..analysis._graph_parts import INPUTS
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..errors import InvalidArgumentError, UnsupportedError
@@ -245,7 +246,7 @@ def _into_heads(
         )  # fmt: skip
         of = dict(zip(names, gradients, strict=True))
         for head in range(turn, heads, block.group):
-            for at, kind in enumerate(get_args(EdgeInput)):
+            for at, kind in enumerate(INPUTS):
                 place = block.heads.columns(head, kind)
                 weight, _ = linear(graph.module(place.module), place.module)
                 found[3 * head + at] = of[place.module][..., place.columns] @ weight[place.columns]
@@ -372,7 +373,7 @@ class _Patch:
             nodes = [node for node, _ in readers.inputs]
             if key.target in nodes:
                 head = nodes.index(key.target) // 3 if readers.kind == "heads" else None
-                inputs = (key.input,) if key.input else get_args(EdgeInput)
+                inputs = (key.input,) if key.input else INPUTS
                 return cls(source, number, head, inputs)
         raise AssertionError(key)
 

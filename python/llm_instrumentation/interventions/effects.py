@@ -21,7 +21,7 @@ from ..analysis.significance import (
     permutation_test,
 )
 from ..errors import InvalidArgumentError
-from ._runs import Floats, Target
+from ._runs import Floats, Target, model_name
 from .metrics import Metric
 from .nodes import node_names
 from .prompts import Direction
@@ -261,8 +261,7 @@ def effects_of(
     """
     sites = tuple(node.site for node in nodes)
     corrupted, clean = (base, source) if direction == "denoising" else (source, base)
-    name = getattr(model, "name_or_path", "") or type(model).__name__
     return Effects(
         sites, node_names(model, sites), values, clean, corrupted, metric.name, method, direction,
-        name,
+        model_name(model),
     )  # fmt: skip

@@ -175,9 +175,9 @@ def _name(site: Site, attention: Mapping[str, int], mlps: Mapping[str, int]) -> 
     for part in ("positions", "calls"):
         value = getattr(site, part)
         if part == "positions" and isinstance(value, tuple) and len(value) == 1:
-            if not isinstance(value[0], tuple):
+            if not site.has_mask:
                 name += f"@{value[0]}"
         elif value is not None:
-            is_mask = isinstance(value, tuple) and isinstance(value[0], tuple)
+            is_mask = part == "positions" and site.has_mask
             rest.append(f"{part}={'mask' if is_mask else value}")
     return " ".join([name, *rest])

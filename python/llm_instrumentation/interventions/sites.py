@@ -107,6 +107,11 @@ class Site:
         """Whether the site is in this call of the module, in this step."""
         return _among(self.steps, step) and _among(self.calls, call)
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether the positions are a mask."""
+        return isinstance(self.positions, tuple) and isinstance(self.positions[0], tuple)
+
     def __hash__(self) -> int:
         return hash(repr(self))  # a slice has no hash
 
@@ -118,7 +123,7 @@ class Site:
         for name in ("positions", "sequences", "calls", "steps"):
             value = getattr(self, name)
             if value is not None:
-                is_mask = isinstance(value, tuple) and isinstance(value[0], tuple)
+                is_mask = name == "positions" and self.has_mask
                 says.append(f"{name}={'mask' if is_mask else _short(value)}")
         return " ".join(says)
 
