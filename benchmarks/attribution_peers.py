@@ -7,10 +7,11 @@ Without it nothing is measured. The models are GPT-2 decoders: a random one of t
 small, and a small one that is trained first to repeat a random text. Nodes are the token embedding,
 each head and each feed-forward block, each at each position.
 
-Each contender runs in a process of its own, and they take turns. A process runs once to warm up.
-Then it measures the time of a run over all pairs, and how far the memory of the process rises in
-it. Times are CPU times of one thread. TransformerLens runs one pair at a time. Ours runs so too,
-and again in batches of 16.
+Each contender runs in processes of its own, and they take turns. A process runs once to warm up.
+Then it measures the CPU time of one thread for a run over all pairs, and how far the memory of the
+process rises in it. Times and memory are of two processes: for memory, large blocks that are freed
+go back to the system at once, so the peak is what was in use. TransformerLens runs one pair at a
+time. Ours runs so too, and again in batches of 16.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import torch
 
 CORRECT, WRONG = 5, 9
 CONTENDERS = ("TransformerLens", "one pair at a time", "batches of 16")
+# glibc gives blocks from this size on back to the system when they are freed.
+FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def random_model() -> Any:
@@ -163,6 +166,18 @@ def contender(name: str, folder: Path) -> dict[str, Any]:
 # ---- all together ---------------------------------------------------------------------------
 
 
+def measured(python: str, name: str, folder: str, environment: dict[str, str]) -> dict[str, Any]:
+    """What a process of a contender tells."""
+    done = subprocess.run(
+        [python, __file__, "--contender", name, "--folder", folder],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def compare(title: str, model: Any, half: int, count: int, peer: str, rounds: int) -> None:
     from scipy.stats import spearmanr
 
@@ -174,13 +189,10 @@ def compare(title: str, model: Any, half: int, count: int, peer: str, rounds: in
         for _ in range(rounds):
             for one in CONTENDERS:
                 python = peer if one == CONTENDERS[0] else sys.executable
-                done = subprocess.run(
-                    [python, __file__, "--contender", one, "--folder", name],
-                    capture_output=True, text=True, check=False, env=os.environ,
-                )  # fmt: skip
-                if done.returncode:
-                    raise SystemExit(f"{one} failed:\n{done.stderr[-2000:]}")
-                found[one].append(json.loads(done.stdout.splitlines()[-1]))
+                timed = measured(python, one, name, {})
+                found[one].append(
+                    {**timed, "bytes": measured(python, one, name, FREED_AT_ONCE)["bytes"]}
+                )
     first = found[CONTENDERS[0]]
     nodes = len(first[0]["scores"])
     print(f"\n{title}: {nodes:,} nodes, {count} pairs, medians of {rounds} rounds\n")

@@ -31,32 +31,41 @@ class HandMadeAttention(nn.Module):
 
 class HandMadeLayer(nn.Module):
     def __init__(
-        self, width: int, heads: int, head_dim: int, causal: bool, activation: nn.Module
+        self, width: int, heads: int, head_dim: int, causal: bool, activation: nn.Module | None
     ) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.Identity(), nn.Identity()
+        self.norm_1 = nn.Identity()
         self.attention = HandMadeAttention(width, heads, head_dim, causal)
+        self.mlp: nn.Module | None = None
+        if activation is None:
+            return
+        self.norm_2 = nn.Identity()
         self.mlp = nn.Sequential(
             nn.Linear(width, 4, bias=False), activation, nn.Linear(4, width, bias=False)
         )
 
     def forward(self, residual: Tensor) -> Tensor:
         residual = residual + self.attention(self.norm_1(residual))
-        return residual + self.mlp(self.norm_2(residual))
+        return residual if self.mlp is None else residual + self.mlp(self.norm_2(residual))
 
 
 class HandMadeDecoder(nn.Module):
-    """All weights begin at 0. Tokens are embedded to the first columns, positions behind them."""
+    """All weights begin at 0. Tokens are embedded to the first columns, positions behind them.
+
+    The layers have an MLP with this activation.
+    """
+
+    activation: type[nn.Module] | None = nn.ReLU
 
     def __init__(
         self, tokens: int, positions: int, width: int, *, layers: int = 2, heads: int = 2,
-        head_dim: int = 4, causal: bool = True, activation: nn.Module | None = None,
+        head_dim: int = 4, causal: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed_tokens = nn.Embedding(tokens, width)
         self.embed_positions = nn.Embedding(positions, width)
         self.layers = nn.ModuleList(
-            HandMadeLayer(width, heads, head_dim, causal, activation or nn.ReLU())
+            HandMadeLayer(width, heads, head_dim, causal, self.activation and self.activation())
             for _ in range(layers)
         )
         self.norm = nn.Identity()
@@ -76,12 +85,21 @@ class HandMadeDecoder(nn.Module):
         return self.unembed(self.norm(residual))
 
 
+class LinearDecoder(HandMadeDecoder):
+    activation = nn.Identity
+
+
+class AttentionOnlyDecoder(HandMadeDecoder):
+    activation = None
+
+
 register_heads(
     HandMadeAttention, HeadLayout("o", "q", "k", "v", heads="heads", head_dim="head_dim")
 )
 register_decoder(
-    HandMadeDecoder, DecoderLayout("layers", "attention", "norm_1", "mlp", "norm_2", "norm")
+    HandMadeDecoder, DecoderLayout("layers", "attention", "norm_1", "norm", "mlp", "norm_2")
 )
+register_decoder(AttentionOnlyDecoder, DecoderLayout("layers", "attention", "norm_1", "norm"))
 
 
 def graph_of(*edges: tuple[str, str, str | None]) -> CausalGraph:
@@ -119,7 +137,9 @@ def x_proportion(heads: tuple[int, ...] = (0,)) -> tuple[HandMadeDecoder, Causal
 
 
 @torch.no_grad()
-def reversing(length: int = 4, sharpness: float = 12.0) -> HandMadeDecoder:
+def reversing(
+    length: int = 4, sharpness: float = 12.0, kind: type[HandMadeDecoder] = HandMadeDecoder
+) -> HandMadeDecoder:
     """The logits at position i are those of the token at position length - 1 - i.
 
     Head 0 of layer 0 attends there: its query is the reversed position, its key the position, its
@@ -128,9 +148,10 @@ def reversing(length: int = 4, sharpness: float = 12.0) -> HandMadeDecoder:
     Args:
         length: of the sequences.
         sharpness: the logit of the attention at that position; it is 0 at all others.
+        kind: the class of the model.
     """
     tokens = 4
-    model = HandMadeDecoder(tokens, length, 2 * tokens + length, head_dim=length, causal=False)
+    model = kind(tokens, length, 2 * tokens + length, head_dim=length, causal=False)
     attention = model.layers[0].attention
     positions = slice(tokens, tokens + length)
     attention.q.weight[:length, positions] = sharpness * torch.eye(length).flip(0)
@@ -154,7 +175,7 @@ def sever(model: HandMadeDecoder, layer: int, head: int) -> HandMadeDecoder:
 def linear_decoder(seed: int = 0) -> HandMadeDecoder:
     """Random weights, and nothing that is not linear: heads attend to all tokens so far alike."""
     torch.manual_seed(seed)
-    model = HandMadeDecoder(tokens=6, positions=8, width=14, activation=nn.Identity())
+    model = LinearDecoder(tokens=6, positions=8, width=14)
     for name, weight in model.named_parameters():
         if not name.endswith(("q.weight", "k.weight")):
             nn.init.normal_(weight, std=0.3)

@@ -90,8 +90,11 @@ def test_norms_that_have_changed_places_are_found():
     class Swapped(transformers.GPTNeoXForCausalLM):
         pass
 
-    names = ("gpt_neox.layers", "attention", "post_attention_layernorm", "mlp", "input_layernorm")
-    register_decoder(Swapped, DecoderLayout(*names, "gpt_neox.final_layer_norm", parallel=True))
+    layout = DecoderLayout(
+        "gpt_neox.layers", "attention", "post_attention_layernorm", "gpt_neox.final_layer_norm",
+        "mlp", "input_layernorm", parallel=True,
+    )  # fmt: skip
+    register_decoder(Swapped, layout)
     model = made("gpt_neox")
     model.__class__ = Swapped
     with pytest.raises(UnsupportedError, match="receives something else than"):
@@ -243,12 +246,12 @@ def test_models_without_a_sum_are_refused(kind, changes, message):
 def test_a_layout_that_is_wrong_is_refused():
     swapped = Swapped(transformers.GPT2Config(**CONFIGS["gpt2"])).eval()
     register_decoder(
-        Swapped, DecoderLayout("transformer.h", "attn", "ln_2", "mlp", "ln_1", "transformer.ln_f")
+        Swapped, DecoderLayout("transformer.h", "attn", "ln_2", "transformer.ln_f", "mlp", "ln_1")
     )
     with pytest.raises(UnsupportedError, match=r"than 'transformer.h.0.ln_2' returns"):
         edge_attribution(swapped, pairs(), logit_difference())
     register_decoder(
-        Swapped, DecoderLayout("transformer.h", "attn", "ln", "mlp", "ln_2", "transformer.ln_f")
+        Swapped, DecoderLayout("transformer.h", "attn", "ln", "transformer.ln_f", "mlp", "ln_2")
     )
     with pytest.raises(UnsupportedError, match="Swapped is not as its layout says"):
         edge_attribution(swapped, pairs(), logit_difference())

@@ -199,6 +199,22 @@ def test_values_that_find_no_room_are_recorded_in_further_runs(gpt2, monkeypatch
     assert len(runs) == 2 + 2 * len(sites)
 
 
+def test_sites_at_a_position(gpt2):
+    last = sites_of(gpt2, "layers", positions=-1)
+    assert last == sites_of(gpt2, "layers", positions=[-1])
+    assert last[0] == Site("transformer.h.0", positions=-1)
+
+
+@pytest.mark.parametrize("wrong", [-100, VOCABULARY])
+def test_ids_of_an_encoder_and_a_decoder_are_checked(build, wrong):
+    prompts = prompts_of("t5")
+    ids = prompts.clean["decoder_input_ids"].clone()
+    ids[1, 2] = wrong
+    pairs = Prompts(prompts.clean, {**prompts.corrupted, "decoder_input_ids": ids}, prompts.labels)
+    with pytest.raises(InvalidArgumentError, match=f"token id {wrong} in 'decoder_input_ids'"):
+        activation_patching(build("t5"), pairs, logit_difference(), ["lm_head"])
+
+
 def test_a_mask_has_a_row_for_each_example(gpt2):
     places = [2, 3, 2, 6, 4]
     mask = torch.zeros(EXAMPLES, TOKENS, dtype=torch.bool)
@@ -317,11 +333,13 @@ def test_attribution_ranks_nodes_as_patching_does(build, architecture):
         assert np.corrcoef(found.mean, exact.mean)[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "t5"])
 def test_effects_of_the_embeddings_add_up(build, architecture):
     model, prompts = model_of(build, architecture), prompts_of(architecture)
-    layer = {"gpt2": "transformer.wte", "llama": "model.embed_tokens"}
-    site = Site(layer.get(architecture, "embeddings.word_embeddings"))
+    site = {
+        "gpt2": "transformer.wte", "llama": "model.embed_tokens", "t5": "encoder.embed_tokens",
+        "bert": "embeddings.word_embeddings",
+    }[architecture]  # fmt: skip
     errors = []
     for steps in (2, 5, 50):
         found = attribution_patching(model, prompts, metric_of(architecture), [site], steps=steps)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -803,6 +805,19 @@ def test_active_dropout_is_refused(of_kind, ids):
     llama.layers[0].self_attn.attention_dropout = 0.2
     with pytest.raises(UnsupportedError, match=r"attention_dropout = 0.2 in 'layers.0.self_attn'"):
         intervene(llama, zero("layers.0")).__enter__()
+
+
+def test_what_an_edit_keeps_is_freed_with_the_block(llama, ids):
+    kept = [torch.zeros(1 << 20)]
+    gone = weakref.ref(kept[0])
+    gc.disable()
+    try:
+        with intervene(llama, apply(MLP, lambda value, held=kept: value + held[0][0])):
+            result(llama, ids)
+        del kept
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_replicas_and_other_things_are_refused(llama):

@@ -12,13 +12,13 @@ import pytest
 from causal_graphs import decoder_graphs, graphs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from llm_instrumentation.analysis._graph_layout import draw
 from llm_instrumentation.analysis.causal_graph import (
     CausalGraph,
     edge_auroc,
     load_graph,
     save_graph,
 )
+from llm_instrumentation.analysis.causal_graph._layout import draw
 from llm_instrumentation.errors import InvalidArgumentError
 
 pytest.importorskip("networkx")

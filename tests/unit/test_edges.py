@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from decoders_by_hand import graph_of, linear_decoder, reversing, sever, x_proportion
+from decoders_by_hand import (
+    AttentionOnlyDecoder,
+    graph_of,
+    linear_decoder,
+    reversing,
+    sever,
+    x_proportion,
+)
 from llm_instrumentation.analysis.causal_graph import CausalGraph, edge_auroc
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import intervene, replace
@@ -82,6 +89,18 @@ def test_the_circuit_of_reversing_is_found(method):
     assert edge_auroc(found, circuit) == 1.0
     severed = METHODS[method](sever(reversing(), 0, 0), to_reverse(), REVERSED)
     assert set(effects(severed).values()) == {0.0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_may_have_attention_alone(method):
+    model = reversing(kind=AttentionOnlyDecoder)
+    assert decoder(model).sources == ["input", "a0.h0", "a0.h1", "a1.h0", "a1.h1"]
+    found = METHODS[method](model, to_reverse(), REVERSED)
+    with_mlps = METHODS[method](reversing(), to_reverse(), REVERSED)
+    shared = {edge.id: edge.effect for edge in with_mlps.edges if "m" not in edge.id}
+    assert effects(found) == pytest.approx(shared, abs=1e-6)
+    whole = run_circuit(model, to_reverse(), REVERSED, found)
+    assert torch.allclose(whole, REVERSED(model(**to_reverse().clean), to_reverse()))
 
 
 @pytest.mark.parametrize("method", ["EAP", "EAP-IG", "noising"])
@@ -176,6 +195,19 @@ def test_effects_are_means_with_intervals_of_the_examples():
     assert edge_patching(model, next(prompts.batches(1)), LAST, edges).edges[0].low is None
 
 
+def test_effects_are_tested_and_adjusted_for_their_number():
+    pytest.importorskip("scipy")
+    model, circuit = x_proportion()
+    prompts = Prompts(torch.full((12, 5), 3), torch.zeros(12, 5).long())
+    edges = ["m0->a1.h0<v>", "input->logits"]
+    assert edge_patching(model, prompts, SHARE, edges).edges[0].p_value is None
+    found = edge_patching(model, prompts, SHARE, edges, p_values="holm")
+    # Twice the share of the one flip of twelve signs that is as extreme, on each side.
+    assert {e.id: e.p_value for e in found.edges} == {edges[0]: 2 * 2 / 2**12, edges[1]: 1}
+    needed = minimality(model, prompts, SHARE, circuit, p_values="fdr_bh")
+    assert [edge.p_value for edge in needed.edges] == [2 / 2**12] * 3
+
+
 # ---- circuits -----------------------------------------------------------------------------------
 
 
@@ -243,6 +275,15 @@ def test_exact_patching_is_the_whole_graph_without_one_edge():
     assert effects(patched) == pytest.approx(effects(removed), abs=1e-6)
 
 
+def test_a_distance_is_flat_at_the_clean_run():
+    model, prompts = linear_decoder(), random_pairs()
+    divergence = kl_divergence(model, prompts)
+    with pytest.warns(RuntimeWarning, match="no gradient where the model runs on the clean inputs"):
+        found = edge_attribution(model, prompts, divergence)
+    assert max(map(abs, effects(found).values())) < 1e-6
+    assert max(effects(edge_attribution(model, prompts, divergence, steps=5)).values()) > 1e-3
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -251,8 +292,6 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(UnsupportedError, match="has no gradient"):
         labelled = dataclasses.replace(prompts, labels={"correct": torch.zeros(5).long()})
         edge_attribution(model, labelled, accuracy())
-    with pytest.raises(InvalidArgumentError, match="give steps for EAP-IG"):
-        edge_attribution(model, prompts, kl_divergence(model, prompts))
     with (
         torch.inference_mode(),
         pytest.raises(InvalidArgumentError, match=r"outside of torch.inference_mode\(\)"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +10,13 @@ import torch
 from torch import Tensor
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
-from ..analysis.significance import bootstrap_interval
-from ._runs import model_name
+from ..analysis.significance import (
+    Adjustment,
+    adjusted,
+    bootstrap_interval,
+    permutation_test,
+)
+from ._runs import model_name, versions
 from .decoders import PreNormDecoder
 from .metrics import Metric
 
@@ -32,6 +36,7 @@ def effects_graph(
     effects: npt.NDArray[np.float32],
     *,
     confidence: float | None,
+    p_values: Adjustment | None,
     metric: Metric,
     method: str,
     clean: Tensor,
@@ -44,6 +49,7 @@ def effects_graph(
         edges: the edges.
         effects: [examples, edges].
         confidence: of the intervals; None: without them. One example has none.
+        p_values: how they are adjusted, see `significance.adjusted`; None: without them.
         metric, method: for the graph.
         clean, corrupted: the metric of the examples, [examples].
     """
@@ -58,10 +64,13 @@ def effects_graph(
                 (float(low), float(high)) if both else (None, None)
                 for low, high, both in zip(found.low, found.high, bounded, strict=True)
             ]
+    tested: Sequence[float | None] = [None] * len(edges)
+    if p_values is not None and len(effects) > 1:
+        tested = adjusted(permutation_test(effects), p_values).tolist()
     return decoder.graph(
         (
-            Edge(*key, effect=float(mean), low=low, high=high)
-            for key, mean, (low, high) in zip(edges, means, ends, strict=True)
+            Edge(*key, effect=float(mean), low=low, high=high, p_value=p_value)
+            for key, mean, (low, high), p_value in zip(edges, means, ends, tested, strict=True)
         ),
         model=model_name(decoder.model),
         metric=metric.name,
@@ -69,15 +78,5 @@ def effects_graph(
         clean=float(clean.double().mean()),
         corrupted=float(corrupted.double().mean()),
         examples=len(effects),
-        versions=_versions(),
+        versions=versions(),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("llm_instrumentation", "torch", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a checkout, or a model of another library
-            continue
-    return found

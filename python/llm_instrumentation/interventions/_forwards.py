@@ -26,20 +26,16 @@ class Attachable(Protocol):
     def attach(self) -> RemovableHandle: ...
 
 
-class Counted(Protocol):
-    """Has the number of the model's forward calls."""
-
-    steps: int
-
-
 class Forwards:
     """The forward calls of a model in a block. Steps are those of captures (`core.steps`).
+
+    It refers to nothing of its block, because its own parts refer to each other: they are freed
+    when garbage is collected, and values that edits keep would wait for that.
 
     Args:
         model: the model.
         counters: the number of counters that begin at 0 in each step.
         mine: reports whether a call that begins now belongs to the block; None: all do.
-        counted: receives the number of forward calls.
     """
 
     def __init__(
@@ -47,10 +43,8 @@ class Forwards:
         model: nn.Module,
         counters: int,
         mine: Callable[[], bool] | None,
-        counted: Counted,
     ) -> None:
         self._model = model
-        self._counted = counted
         self._lock = threading.Lock()
         self._undo = ExitStack()
         self._watched: set[nn.Module] = set()
@@ -67,6 +61,11 @@ class Forwards:
             given=self._keep,
             returned=lambda given, output: None,
         )
+
+    @property
+    def count(self) -> int:
+        """The number of forward calls so far."""
+        return self._steps.count
 
     @contextmanager
     def watched(self, inside: Iterable[Attachable]) -> Iterator[None]:
@@ -112,7 +111,6 @@ class Forwards:
 
     def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
         self._local.given = given_to(module, args, kwargs)
-        self._counted.steps = self._steps.count
 
     def _watch(self, module: nn.Module) -> None:
         with self._lock:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from .._warn import warn
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._spots import Spot, resolve
 from .edits import Call, Edit
@@ -32,6 +34,8 @@ __all__ = [
     "of_examples",
     "runs_of",
     "sites_to_measure",
+    "versions",
+    "warn_of_flat",
 ]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -102,6 +106,21 @@ def check_gradients(model: nn.Module, metric: Metric) -> None:
             )
 
 
+def warn_of_flat(metric: Metric, steps: int | None, direction: Direction) -> None:
+    """Warns if the gradient of the metric is 0 where it is taken.
+
+    Args:
+        metric: the metric.
+        steps: of integrated gradients; None: the gradient of the base run alone.
+        direction: says which run is the base.
+    """
+    if metric.flat_at_clean and direction == "noising" and steps is None:
+        warn(
+            f"{metric.name!r} has no gradient where the model runs on the clean inputs, so all "
+            "effects will be about 0: give steps=5, or another metric"
+        )
+
+
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """No parameter requires a gradient in the block. So graphs are smaller, and begin at sites."""
@@ -155,6 +174,17 @@ def model_name(model: nn.Module) -> str:
     """The name that a model was loaded by, or that of its class."""
     config = getattr(model, "config", None)
     return getattr(config, "name_or_path", "") or type(model).__name__
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that effects depend on, by name."""
+    found = {}
+    for package in ("llm_instrumentation", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a checkout, or a model of another library
+            continue
+    return found
 
 
 def of_examples(site: Site, examples: slice) -> Site | None:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._warn import warn
 from ..analysis._progress import Progress, reported
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
@@ -35,18 +34,17 @@ from ._runs import (
     of_examples,
     runs_of,
     sites_to_measure,
+    warn_of_flat,
 )
 from ._spots import Spot
 from .edits import Call, Edit
 from .effects import Effects, effects_of
 from .installed import intervene
 from .metrics import Metric
-from .prompts import Direction, Prompts
+from .prompts import TOKEN_IDS, Direction, Prompts
 from .sites import Site
 
 __all__ = ["attribution_patching"]
-
-_IDS = frozenset({"input_ids", "decoder_input_ids"})
 
 
 def attribution_patching(
@@ -101,11 +99,7 @@ def attribution_patching(
     check_gradients(model, metric)
     way = points(steps)
     embeddings = [] if steps is None else _embeddings(model, prompts)
-    if metric.flat_at_clean and direction == "noising" and steps is None:
-        warn(
-            f"{metric.name!r} has no gradient where the model runs on the clean inputs, so all "
-            "effects will be about 0: give steps=5, or direction='denoising'"
-        )
+    warn_of_flat(metric, steps, direction)
     effects = np.zeros((len(nodes), len(prompts)))
     base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
     places = _ByTensor(nodes)
@@ -141,7 +135,7 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
         InvalidArgumentError: the inputs differ in something else than token ids.
     """
     for name, clean in prompts.clean.items():
-        if name not in _IDS and not torch.equal(clean, prompts.corrupted[name]):
+        if name not in TOKEN_IDS and not torch.equal(clean, prompts.corrupted[name]):
             raise InvalidArgumentError(
                 f"the clean and corrupted {name!r} differ, and steps mix token embeddings only: "
                 "give pairs that differ in token ids, or leave steps out"

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from .._extras import extra
-from ..analysis._graph_parts import INPUTS
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
+from ..analysis.causal_graph._parts import INPUTS
+from ..analysis.significance import Adjustment
 from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
 from ._residuals import Written, behind_norm, check_linear, linear, spread, written
@@ -283,6 +284,7 @@ def minimality(
     ablation: Ablation = "corrupted",
     batch_size: int = 8,
     confidence: float | None = 0.95,
+    p_values: Adjustment | None = None,
     progress: Progress = None,
 ) -> CausalGraph:
     """Measures what each edge of a circuit does in it. It takes a run for each edge.
@@ -295,6 +297,9 @@ def minimality(
         ablation: see `Ablation`.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples; None: without intervals.
+        p_values: how the p-values of the edges are adjusted for their number, see `adjusted`; None:
+            without p-values. They are those of `permutation_test`, so none is below 0.0002 times
+            the number of edges with "holm".
         progress: shows a bar; see `Progress`.
 
     Returns:
@@ -317,7 +322,7 @@ def minimality(
     alone, *without, model_alone, nothing = runs.values(masks, progress, "minimality")
     effects = (torch.stack(without) - alone).T.numpy().astype(np.float32)
     found = effects_graph(
-        runs.decoder, keys, effects, confidence=confidence, metric=metric,
+        runs.decoder, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
         method=f"minimality, {ablation}", clean=model_alone, corrupted=nothing,
     )  # fmt: skip
     notes = {**found.notes, "circuit alone": float(alone.double().mean())}

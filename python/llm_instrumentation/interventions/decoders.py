@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..analysis._graph_parts import INPUTS
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
+from ..analysis.causal_graph._parts import INPUTS
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads
@@ -35,10 +35,10 @@ class DecoderLayout:
         attention: the attention module, relative to a layer. `register_heads` knows its class.
         attention_norm: the norm before the attention, relative to a layer. A model without norms
             has an `nn.Identity` there.
-        mlp: the MLP, relative to a layer, or its first module if it has no module of its own. Its
-            input is what `mlp_norm` returns.
-        mlp_norm: the norm before the MLP, relative to a layer. It may be that of the attention.
         final_norm: the norm before the unembedding, relative to the model.
+        mlp: the MLP, relative to a layer, or its first module if it has no module of its own. Its
+            input is what `mlp_norm` returns. None: the layers have attention only.
+        mlp_norm: the norm before the MLP, relative to a layer. It may be that of the attention.
         mlp_out: the module that returns what is added to the residual stream; None: `mlp`.
         parallel: attention and MLP of a layer read the same sum, so no edge leads from one to the
             other. A text is the attribute of the layers that says so.
@@ -48,16 +48,16 @@ class DecoderLayout:
     layers: str
     attention: str
     attention_norm: str
-    mlp: str
-    mlp_norm: str
     final_norm: str
+    mlp: str | None = None
+    mlp_norm: str | None = None
     mlp_out: str | None = None
     parallel: bool | str = False
     pre_norm: str | None = None
 
 
 _LLAMA = DecoderLayout(
-    "model.layers", "self_attn", "input_layernorm", "mlp", "post_attention_layernorm", "model.norm"
+    "model.layers", "self_attn", "input_layernorm", "model.norm", "mlp", "post_attention_layernorm"
 )
 
 # By the class of the model. A subclass has the layout of its base.
@@ -70,15 +70,16 @@ _LAYOUTS: dict[str, DecoderLayout] = {
         )
     },
     "GPT2LMHeadModel": DecoderLayout(
-        "transformer.h", "attn", "ln_1", "mlp", "ln_2", "transformer.ln_f"
+        "transformer.h", "attn", "ln_1", "transformer.ln_f", "mlp", "ln_2"
     ),
     "GPTNeoXForCausalLM": DecoderLayout(
-        "gpt_neox.layers", "attention", "input_layernorm", "mlp", "post_attention_layernorm",
-        "gpt_neox.final_layer_norm", parallel="use_parallel_residual",
+        "gpt_neox.layers", "attention", "input_layernorm", "gpt_neox.final_layer_norm", "mlp",
+        "post_attention_layernorm", parallel="use_parallel_residual",
     ),
     "OPTForCausalLM": DecoderLayout(
-        "model.decoder.layers", "self_attn", "self_attn_layer_norm", "fc1", "final_layer_norm",
-        "model.decoder.final_layer_norm", mlp_out="fc2", pre_norm="do_layer_norm_before",
+        "model.decoder.layers", "self_attn", "self_attn_layer_norm",
+        "model.decoder.final_layer_norm", "fc1", "final_layer_norm", mlp_out="fc2",
+        pre_norm="do_layer_norm_before",
     ),
 }  # fmt: skip
 
@@ -97,8 +98,8 @@ def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> Non
 
         register_decoder(
             "StableLmForCausalLM",
-            DecoderLayout("model.layers", "self_attn", "input_layernorm", "mlp",
-                          "post_attention_layernorm", "model.norm"),
+            DecoderLayout("model.layers", "self_attn", "input_layernorm", "model.norm", "mlp",
+                          "post_attention_layernorm"),
         )
 
     The first run of each function checks that the residual stream is the sum that the layout says.
@@ -113,7 +114,10 @@ def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBlock:
-    """A layer of a decoder: the names of its modules, and its heads."""
+    """A layer of a decoder: the names of its modules, and its heads.
+
+    `mlp`, `mlp_norm` and `mlp_out` are "" if the layer has attention only.
+    """
 
     layer: str
     heads: AttentionHeads
@@ -212,6 +216,8 @@ class PreNormDecoder:
             writers.append(Writers("heads", number, heads, before))
             inputs = [(head, kind) for head in heads for kind in INPUTS]
             read("heads", number, inputs, block.attention_norm, before)
+            if not block.mlp:
+                continue
             seen = before if block.parallel else writers[-1].end
             read("mlp", number, [(f"m{number}", None)], block.mlp_norm, seen)
             writers.append(Writers("mlp", number, (f"m{number}",), writers[-1].end))
@@ -330,15 +336,14 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
             parallel = layout.parallel
             if isinstance(parallel, str):
                 parallel = bool(operator.attrgetter(parallel)(layer))
-            mlp_out = layout.mlp_out or layout.mlp
-            for part in (layout.attention_norm, layout.mlp, layout.mlp_norm, mlp_out):
-                layer.get_submodule(part)
-            blocks.append(
-                DecoderBlock(
-                    name, found, f"{name}.{layout.attention_norm}", f"{name}.{layout.mlp}",
-                    f"{name}.{layout.mlp_norm}", f"{name}.{mlp_out}", parallel,
+            norm, mlp, mlp_norm, mlp_out = (
+                f"{name}.{part}" if part and layer.get_submodule(part) is not None else ""
+                for part in (
+                    layout.attention_norm, layout.mlp, layout.mlp_norm,
+                    layout.mlp_out or layout.mlp,
                 )
             )  # fmt: skip
+            blocks.append(DecoderBlock(name, found, norm, mlp, mlp_norm, mlp_out, parallel))
         model.get_submodule(layout.final_norm)
     except AttributeError as error:
         raise UnsupportedError(

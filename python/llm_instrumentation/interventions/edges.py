@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..analysis._graph_parts import INPUTS
 from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
+from ..analysis.causal_graph._parts import INPUTS
+from ..analysis.significance import Adjustment
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._edge_effects import effects_graph, precise
 from ._integration import points
 from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
-from ._runs import check_given, check_gradients, frozen
+from ._runs import check_given, check_gradients, frozen, warn_of_flat
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
@@ -77,17 +78,12 @@ def edge_attribution(
     Raises:
         UnsupportedError: (a TypeError) the model is no pre-norm decoder that is known, or its
             projections are quantised; the metric has no gradient; see also `intervene`.
-        InvalidArgumentError: (a ValueError) the metric is flat at the clean run; an argument is out
-            of its range.
+        InvalidArgumentError: (a ValueError) an argument is out of its range.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
     check_gradients(model, metric)
-    if steps is None and metric.flat_at_clean:
-        raise InvalidArgumentError(
-            f"the gradient of {metric.name!r} is zero at the clean run, so EAP finds nothing: give "
-            "steps for EAP-IG"
-        )
+    warn_of_flat(metric, steps, "noising")
     if torch.is_inference_mode_enabled():
         raise InvalidArgumentError(
             "attribution needs gradients: call it outside of torch.inference_mode()"
@@ -113,7 +109,8 @@ def edge_attribution(
                 tell(done, total)
             first += len(batch)
     return effects_graph(
-        graph, list(graph.edges()), scores.numpy(), confidence=confidence, metric=metric,
+        graph, list(graph.edges()), scores.numpy(), confidence=confidence, p_values=None,
+        metric=metric,
         method="EAP" if steps is None else f"EAP-IG, {steps} steps",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip
@@ -265,6 +262,7 @@ def edge_patching(
     direction: Direction = "noising",
     batch_size: int = 32,
     confidence: float | None = 0.95,
+    p_values: Adjustment | None = None,
     progress: Progress = None,
 ) -> CausalGraph:
     """Measures the effect of each edge by a run of its own: path patching on a pre-norm decoder.
@@ -286,6 +284,9 @@ def edge_patching(
             that it is put into.
         batch_size: examples that run together, each with one edge.
         confidence: of the intervals of the effects over the examples; None: without intervals.
+        p_values: how the p-values of the edges are adjusted for their number, see `adjusted`; None:
+            without p-values. They are those of `permutation_test`, so none is below 0.0002 times
+            the number of edges with "holm".
         progress: shows a bar; see `Progress`.
 
     Returns:
@@ -324,7 +325,7 @@ def edge_patching(
                      len(prompts) * len(keys))  # fmt: skip
             first += len(batch)
     found = effects_graph(
-        graph, keys, effects, confidence=confidence, metric=metric,
+        graph, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
         method=f"edge patching, {direction}",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from ..analysis.significance import (
     permutation_test,
 )
 from ..errors import InvalidArgumentError
-from ._runs import Floats, Target, model_name
+from ._runs import Floats, Target, model_name, versions
 from .metrics import Metric
 from .nodes import node_names
 from .prompts import Direction
@@ -214,6 +214,7 @@ class Effects:
             clean=float(self.clean.mean()),
             corrupted=float(self.corrupted.mean()),
             examples=self.values.shape[1],
+            versions=versions(),
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -34,13 +34,17 @@ class Applied:
     Attributes:
         edits: the edits.
         counts: for each edit, at how many calls of its module it was applied.
-        steps: the number of the model's forward calls in the block.
     """
 
-    def __init__(self, edits: tuple[Edit, ...]) -> None:
+    def __init__(self, edits: tuple[Edit, ...], forwards: Forwards) -> None:
         self.edits = edits
         self.counts = [0] * len(edits)
-        self.steps = 0
+        self._forwards = forwards
+
+    @property
+    def steps(self) -> int:
+        """The number of the model's forward calls in the block."""
+        return self._forwards.count
 
     def __repr__(self) -> str:
         says = ", ".join(f"{e} {n} times" for e, n in zip(self.edits, self.counts, strict=True))
@@ -92,8 +96,8 @@ def intervene(
         tensors: dict[tuple[int, str], list[int]] = {}
         for number, spot in enumerate(spots):
             tensors.setdefault((id(spot.module), spot.side), []).append(number)
-        applied = Applied(edits)
-        forwards = Forwards(model, len(tensors), mine, applied)
+        forwards = Forwards(model, len(tensors), mine)
+        applied = Applied(edits, forwards)
         hooked = [
             _Hooked(forwards, applied, counter, [(number, spots[number]) for number in numbers])
             for counter, numbers in enumerate(tensors.values())

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 def sites_of(
-    model: nn.Module, kind: NodeKind, *, positions: Iterable[int] | None = None
+    model: nn.Module, kind: NodeKind, *, positions: int | Iterable[int] | None = None
 ) -> list[Site]:
     """The sites of a model of one kind, in the model's order.
 
@@ -35,7 +35,7 @@ def sites_of(
         kind: "layers": what each layer returns. "attention", "mlp": what the attention or the
             feed-forward block of each layer returns. "heads": the result of each query head.
             "modules": what each module with parameters returns, without the model itself.
-        positions: a site for each of these positions, as ``range(9)``. None: one for all positions.
+        positions: a site for each of these positions, as ``range(9)`` or -1. None: one for all.
 
     Raises:
         InvalidArgumentError: (a ValueError) there is no such kind, or the model has none that are
@@ -62,7 +62,7 @@ def sites_of(
         )
     if positions is None:
         return found
-    places = list(positions)
+    places = [positions] if isinstance(positions, int) else list(positions)
     return [Site.of(site, positions=place) for site in found for place in places]
 
 

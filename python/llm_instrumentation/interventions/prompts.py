@@ -16,6 +16,7 @@ __all__ = ["Direction", "Prompts"]
 Direction: TypeAlias = Literal["denoising", "noising"]
 """Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
 
+TOKEN_IDS = frozenset({"input_ids", "decoder_input_ids"})
 _MASK = "attention_mask"
 
 
@@ -186,12 +187,14 @@ class Prompts:
         embeddings = getattr(model, "get_input_embeddings", lambda: None)()
         known = getattr(embeddings, "num_embeddings", None)
         for what, side in (("clean", self.clean), ("corrupted", self.corrupted)):
-            ids = side.get("input_ids")
-            if ids is not None and known is not None and not 0 <= int(ids.max()) < known:
-                raise InvalidArgumentError(
-                    f"{what} has the token id {int(ids.max())}, and the model has {known} "
-                    "embeddings: use the model's own tokenizer"
-                )
+            for name in sorted(TOKEN_IDS & side.keys()):
+                ids = side[name]
+                wrong = ids[(ids < 0) | (ids >= known)] if known is not None else ids[:0]
+                if len(wrong):
+                    raise InvalidArgumentError(
+                        f"{what} has the token id {int(wrong[0])} in {name!r}, and the model has "
+                        f"{known} embeddings: use the model's own tokenizer"
+                    )
 
 
 def _named(given: Any, what: str) -> dict[str, Tensor]:

@@ -291,8 +291,8 @@ def _features(wanted: _Wanted) -> Iterator[str]:
 def _circuit(wanted: _Wanted) -> Iterator[str]:
     if wanted.circuit is None:
         return
-    from ..analysis._graph_page import graph_parts
     from ..analysis.causal_graph import load_graph
+    from ..analysis.causal_graph._page import graph_parts
 
     yield from graph_parts(load_graph(wanted.circuit), "circuit", level=3)
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import write_text
-from .._json import load_json_file, to_json
-from ..core._atomic import typed_errors
-from ..errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from ..._files import write_text
+from ..._json import load_json_file, to_json
+from ...core._atomic import typed_errors
+from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["FORMAT", "VERSION", "load", "save", "write_json"]
 
@@ -25,13 +25,13 @@ def save(graph: CausalGraph, path: Path) -> Path:
     if path.suffix == ".json":
         return write_json(path, {"format": FORMAT, "version": VERSION, **graph.to_dict()})
     if path.suffix == ".graphml":
-        from ._graph_networkx import to_graphml
+        from ._networkx import to_graphml
 
         text = to_graphml(graph)
     elif path.suffix in (".dot", ".gv"):
         text = graph.to_dot()
     elif path.suffix == ".html":
-        from ._graph_page import graph_page
+        from ._page import graph_page
 
         text = graph_page(graph)
     else:
@@ -73,7 +73,7 @@ def _load_json(path: Path) -> Mapping[str, Any]:
 
 
 def _load_graphml(path: Path) -> Mapping[str, Any]:
-    from ._graph_networkx import from_graphml
+    from ._networkx import from_graphml
 
     text = path.read_bytes()
     try:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._extras import extra
-from ..errors import InvalidArgumentError
-from ._graph_parts import edge_text
-from ._graph_pruning import check_effects
+from ..._extras import extra
+from ...errors import InvalidArgumentError
+from ._parts import edge_text
+from ._pruning import check_effects
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["GraphOverlap", "edge_auroc", "overlap"]
 

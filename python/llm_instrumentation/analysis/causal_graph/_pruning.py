@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ..errors import InvalidArgumentError
-from ._graph_parts import Edge, Node
+from ...errors import InvalidArgumentError
+from ._parts import Edge, Node
 
 __all__ = ["check_choice", "check_effects", "greedily", "largest", "on_paths"]
 

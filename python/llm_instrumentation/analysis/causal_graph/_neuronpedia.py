@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
-from ..errors import InvalidArgumentError
-from ._graph_parts import Node, merged
-from ._graph_pruning import check_effects
+from ..._version import __version__
+from ...errors import InvalidArgumentError
+from ._parts import Node, merged
+from ._pruning import check_effects
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["neuronpedia_record"]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from .._extras import extra
+from ..._extras import extra
 
 with extra("report", "A figure"):
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
-from .._pages import drawing
-from . import _canvas
-from ._graph_layout import HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw, label
-from ._graph_look import LOOKS, WIDEST, EdgeLook, largest_effect, look_of, title, width
+from ..._pages import drawing
+from .. import _canvas
+from ._layout import HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw, label
+from ._look import LOOKS, WIDEST, EdgeLook, largest_effect, look_of, title, width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["plot_graph"]
 

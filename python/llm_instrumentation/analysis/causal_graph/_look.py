@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._pages.theme import LOOKS as THEME
-from ._graph_parts import Edge
+from ..._pages.theme import LOOKS as THEME
+from ._parts import Edge
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["LOOKS", "WIDEST", "EdgeLook", "largest_effect", "look_of", "title", "width"]
 

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._extras import extra
-from .._json import plain
-from ..errors import CorruptError, InvalidArgumentError
-from . import _graph_files, _graph_pruning
-from ._graph_order import execution_order
-from ._graph_overlap import GraphOverlap, edge_auroc, overlap
-from ._graph_parts import Edge, EdgeInput, EdgeKey, Node, NodeKind, chosen, finite, given
+from ..._extras import extra
+from ..._json import plain
+from ...errors import CorruptError, InvalidArgumentError
+from . import _files, _pruning
+from ._order import execution_order
+from ._overlap import GraphOverlap, edge_auroc, overlap
+from ._parts import Edge, EdgeInput, EdgeKey, Node, NodeKind, chosen, finite, given
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -108,7 +108,7 @@ class CausalGraph:
         return f"<CausalGraph{of}: {counts}{on}>"
 
     def _repr_html_(self) -> str:
-        from ._graph_notebook import graph_html
+        from ._notebook import graph_html
 
         return graph_html(self)
 
@@ -116,17 +116,19 @@ class CausalGraph:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Where paths begin: the nodes ``input``, or else those that no edge leads to."""
-        return self._ends("input", {edge.target for edge in self.edges})
+        """Where paths begin: the nodes ``input``, or else those that edges only lead from."""
+        return self._ends("input", "source", "target")
 
     @property
     def outputs(self) -> tuple[Node, ...]:
-        """Where paths end: the nodes ``logits``, or else those that no edge leads from."""
-        return self._ends("logits", {edge.source for edge in self.edges})
+        """Where paths end: the nodes ``logits``, or else those that edges only lead to."""
+        return self._ends("logits", "target", "source")
 
-    def _ends(self, kind: NodeKind, inside: Collection[str]) -> tuple[Node, ...]:
+    def _ends(self, kind: NodeKind, end: str, other: str) -> tuple[Node, ...]:
+        """The nodes of a kind, or else those that are at one end of edges only."""
         named = tuple(node for node in self.nodes if node.kind == kind)
-        return named or tuple(node for node in self.nodes if node.id not in inside)
+        here, there = ({getattr(edge, side) for edge in self.edges} for side in (end, other))
+        return named or tuple(node for node in self.nodes if node.id in here - there)
 
     # ---- pruning ----------------------------------------------------------------------------
 
@@ -154,13 +156,13 @@ class CausalGraph:
             InvalidArgumentError: (a ValueError) an edge has no effect; not exactly one of the
                 arguments is given, or it is out of its range.
         """
-        _graph_pruning.check_choice(threshold=threshold, top_k=top_k, greedy=greedy)
-        _graph_pruning.check_effects(self.edges)
+        _pruning.check_choice(threshold=threshold, top_k=top_k, greedy=greedy)
+        _pruning.check_effects(self.edges)
         if greedy is not None:
             outputs = [node.id for node in self.outputs]
-            edges = _graph_pruning.greedily(self.edges, outputs, greedy)
+            edges = _pruning.greedily(self.edges, outputs, greedy)
         else:
-            edges = _graph_pruning.largest(self.edges, threshold, top_k)
+            edges = _pruning.largest(self.edges, threshold, top_k)
         return self._connected(self.nodes, edges)
 
     def pruned_nodes(
@@ -180,11 +182,11 @@ class CausalGraph:
             InvalidArgumentError: (a ValueError) a node that is no input and no output has no
                 effect; not exactly one of the arguments is given, or it is out of its range.
         """
-        _graph_pruning.check_choice(threshold=threshold, top_k=top_k)
+        _pruning.check_choice(threshold=threshold, top_k=top_k)
         ends = {node.id for node in (*self.inputs, *self.outputs) if node.effect is None}
         measured = [node for node in self.nodes if not (self.edges and node.id in ends)]
-        _graph_pruning.check_effects(measured)
-        stay = {node.id for node in _graph_pruning.largest(measured, threshold, top_k)} | ends
+        _pruning.check_effects(measured)
+        stay = {node.id for node in _pruning.largest(measured, threshold, top_k)} | ends
         nodes = [node for node in self.nodes if node.id in stay]
         edges = [edge for edge in self.edges if edge.source in stay and edge.target in stay]
         if not self.edges:
@@ -195,7 +197,7 @@ class CausalGraph:
         """A graph of those of the nodes and edges that are on a path from an input to an output."""
         nodes, edges = list(nodes), list(edges)
         there = {node.id for node in nodes}
-        on_paths = _graph_pruning.on_paths(
+        on_paths = _pruning.on_paths(
             edges,
             [node.id for node in self.inputs if node.id in there],
             [node.id for node in self.outputs if node.id in there],
@@ -254,7 +256,7 @@ class CausalGraph:
                 effect, and others have none.
             MissingExtraError: networkx is not installed; the extra "circuits" brings it.
         """
-        from ._graph_networkx import to_networkx
+        from ._networkx import to_networkx
 
         return to_networkx(self, merge)
 
@@ -269,7 +271,7 @@ class CausalGraph:
             InvalidArgumentError: (a ValueError) the graph is not directed, or its values are not
                 those of a causal graph.
         """
-        from ._graph_networkx import from_networkx
+        from ._networkx import from_networkx
 
         return cls.from_dict(from_networkx(graph))
 
@@ -278,7 +280,7 @@ class CausalGraph:
 
         Widths tell the absolute effects; negative ones are dashed.
         """
-        from ._graph_dot import to_dot
+        from ._dot import to_dot
 
         return to_dot(self)
 
@@ -326,7 +328,7 @@ class CausalGraph:
                 told apart. `pruned` gives a smaller one.
             MissingExtraError: matplotlib is not installed; the extra "report" brings it.
         """
-        from ._graph_figure import plot_graph
+        from ._figure import plot_graph
 
         return plot_graph(self, ax)
 
@@ -352,7 +354,7 @@ def save_graph(graph: CausalGraph, path: str | os.PathLike[str]) -> Path:
             installed.
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """
-    return _graph_files.save(graph, Path(path))
+    return _files.save(graph, Path(path))
 
 
 def load_graph(path: str | os.PathLike[str]) -> CausalGraph:
@@ -368,7 +370,7 @@ def load_graph(path: str | os.PathLike[str]) -> CausalGraph:
         InvalidArgumentError: (a ValueError) the path ends in something else.
         MissingExtraError: networkx, for GraphML, is not installed.
     """
-    record = _graph_files.load(Path(path))
+    record = _files.load(Path(path))
     try:
         return CausalGraph.from_dict(record)
     except InvalidArgumentError as error:
@@ -406,10 +408,10 @@ def save_neuronpedia(
             digits, "-" and "_".
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """
-    from ._graph_neuronpedia import neuronpedia_record
+    from ._neuronpedia import neuronpedia_record
 
     record = neuronpedia_record(graph, slug, scan, list(tokens))
-    return _graph_files.write_json(Path(path), record)
+    return _files.write_json(Path(path), record)
 
 
 # ---- checks ---------------------------------------------------------------------------------

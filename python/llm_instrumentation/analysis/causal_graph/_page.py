@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from .._pages import page, units
-from ._graph_layout import HEIGHT, LETTERS, Drawing, DrawnEdge, DrawnNode, draw, label
-from ._graph_look import LOOKS, WIDEST, largest_effect, look_of, title, width
-from ._graph_parts import Edge, Node
+from ..._pages import page, units
+from ._layout import HEIGHT, LETTERS, Drawing, DrawnEdge, DrawnNode, draw, label
+from ._look import LOOKS, WIDEST, largest_effect, look_of, title, width
+from ._parts import Edge, Node
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["graph_page", "graph_parts"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._html import block, table
-from .._pages import units
-from ._graph_parts import Edge, Node
+from ..._html import block, table
+from ..._pages import units
+from ._parts import Edge, Node
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["graph_html"]
 

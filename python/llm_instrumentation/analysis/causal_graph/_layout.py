@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import InvalidArgumentError
-from ._graph_parts import INPUTS, Edge, EdgeInput, Node
+from ...errors import InvalidArgumentError
+from ._parts import INPUTS, Edge, EdgeInput, Node
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = [
     "HEIGHT", "LETTERS", "MOST_EDGES", "Drawing", "DrawnEdge", "DrawnNode", "draw", "label",

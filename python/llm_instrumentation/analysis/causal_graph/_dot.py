@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._graph_look import LOOKS, largest_effect, look_of, width
+from ._look import LOOKS, largest_effect, look_of, width
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["to_dot"]
 

@@ -6,8 +6,8 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from ..errors import InvalidArgumentError
-from ._graph_parts import Edge, Node
+from ...errors import InvalidArgumentError
+from ._parts import Edge, Node
 
 __all__ = ["execution_order", "rank"]
 

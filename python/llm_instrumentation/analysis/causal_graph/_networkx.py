@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import ParseError
 
-from .._extras import extra
+from ..._extras import extra
 
 with extra("circuits", "A networkx graph"):
     import networkx as nx
 
-from ..errors import InvalidArgumentError
-from ._graph_parts import Edge, given, merged
+from ...errors import InvalidArgumentError
+from ._parts import Edge, given, merged
 
 if TYPE_CHECKING:
-    from .causal_graph import CausalGraph
+    from . import CausalGraph
 
 __all__ = ["from_graphml", "from_networkx", "to_graphml", "to_networkx"]
 
