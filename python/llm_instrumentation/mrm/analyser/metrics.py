@@ -152,8 +152,13 @@ def _compute(
     """The tables by name, and why this kind of trace cannot give some of them, by name too."""
     with progress_line("analysing") as progress:
         tables, support = _analyse(trace, names, options, progress)
+    return tables, _reasons(support, names)
+
+
+def _reasons(support: pa.Table, names: Sequence[str]) -> dict[str, str]:
+    """Why this kind of trace cannot give some of the tables, by their name."""
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
-    return tables, {name: reasons[name] for name in names if name in reasons}
+    return {name: reasons[name] for name in names if name in reasons}
 
 
 def _analyse(
