@@ -124,7 +124,7 @@ func checkParts(rows []access, cuts []int, o Options, kept bool, dir string) err
 // TestParts cuts hundreds of small traces into parts: the merged tables equal those of the whole.
 func TestParts(t *testing.T) {
 	dir, spill := t.TempDir(), t.TempDir()
-	for seed := range uint64(300) {
+	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		rows := draw(r)
 		if seed%3 == 0 {
@@ -142,13 +142,11 @@ func TestParts(t *testing.T) {
 
 // TestLargeParts has parts of several blocks and batches, with everything in memory and with nearly nothing.
 func TestLargeParts(t *testing.T) {
-	rows := model(150_000, 1)
-	for _, memory := range []int{0, 100_000} {
-		for _, kept := range []bool{false, true} {
-			o := Options{Workers: 2, MemoryBytes: memory, SpillDir: t.TempDir()}
-			if err := checkParts(rows, []int{40_000, 40_001, 110_000}, o, kept, t.TempDir()); err != nil {
-				t.Errorf("%d bytes: %v", memory, err)
-			}
+	rows := model(60_000, 1)
+	for memory, kept := range map[int]bool{0: false, 100_000: false, 50_000: true} {
+		o := Options{Workers: 2, MemoryBytes: memory, SpillDir: t.TempDir()}
+		if err := checkParts(rows, []int{20_000, 20_001, 45_000}, o, kept, t.TempDir()); err != nil {
+			t.Errorf("%d bytes: %v", memory, err)
 		}
 	}
 }
