@@ -675,9 +675,9 @@ strap_status strap_index_columns(strap_reader reader, const char *columns,
  * only if the call answers STRAP_ERR_FORKED, or a required pointer is NULL.
  *
  * strap_trace_parse and strap_trace_label return a stream that does the work while it is read.
- * strap_trace_analyse and strap_trace_write_parquet read a stream to its end while strap_trace_run
- * runs. Each of the four also returns a handle, for its counts and tables. The handle may be closed
- * at any time.
+ * strap_trace_analyse, strap_trace_partial and strap_trace_write_parquet read a stream to its end while
+ * strap_trace_run runs, and strap_trace_merge reads files. Each also returns a handle, for its counts
+ * and tables. The handle may be closed at any time.
  *
  * OPTIONS is a JSON object in UTF-8. NULL and "" mean no options. A key that is not listed is
  * refused by name.
@@ -741,13 +741,38 @@ strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
 strap_status strap_trace_analyse(struct ArrowArrayStream *in, const char *options,
                                  strap_trace *trace, strap_error *error);
 
+/*
+ * Computes what the ten tables need of a part of a trace, and writes it to a file, which appears at PATH
+ * when it is whole. IN has the rows of the part alone. docs/MEMORY_TRACES.md has the format.
+ *
+ * Options: trace ({fingerprint, rows, bytes}: the same for all parts of a trace, and for no other
+ * trace), first_row and end_row (the rows of the part, end exclusive; required), rows_kept (true: the
+ * file has the rows too, for parts that overlap in time; the same for all parts), and ordered,
+ * workers, memory_bytes and spill_dir as for strap_trace_analyse.
+ */
+strap_status strap_trace_partial(struct ArrowArrayStream *in, const char *path, const char *options,
+                                 strap_trace *trace, strap_error *error);
+
+/*
+ * Computes the ten tables of the files that strap_trace_partial wrote for all parts of a trace. They equal
+ * those of strap_trace_analyse. It also has the table "support".
+ *
+ * Options: paths (of the files, in any order; required), workers, memory_bytes and spill_dir as for
+ * strap_trace_analyse.
+ *
+ * strap_trace_run returns INVALID_ARGUMENT if a part is missing, given twice, overlaps another one or is
+ * of another trace (the message names the files and rows), UNSUPPORTED for a file of another version,
+ * CORRUPT for a damaged one.
+ */
+strap_status strap_trace_merge(const char *options, strap_trace *trace, strap_error *error);
+
 /* Writes IN to a Parquet file, which appears at PATH when it is whole.
  * Options: row_group_rows, compression ("zstd", "snappy", "gzip", "none"). */
 strap_status strap_trace_write_parquet(struct ArrowArrayStream *in, const char *path,
                                        const char *options, strap_trace *trace,
                                        strap_error *error);
 
-/* Works for about timeout_ms on an analysis or a file. Returns STRAP_ERR_TIMEOUT when there is more
+/* Works for about timeout_ms on an analysis, a merge or a file. Returns STRAP_ERR_TIMEOUT when there is more
  * to do: call again. Any other failure is final. */
 strap_status strap_trace_run(strap_trace trace, int32_t timeout_ms, strap_error *error);
 

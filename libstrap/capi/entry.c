@@ -559,6 +559,23 @@ strap_status strap_trace_write_parquet(struct ArrowArrayStream *in, const char *
   return strapgoTraceWriteParquet(in, (char *)path, (char *)options, trace, error);
 }
 
+strap_status strap_trace_partial(struct ArrowArrayStream *in, const char *path, const char *options,
+                                 strap_trace *trace, strap_error *error) {
+  ENTER(error);
+  NEED(in, error);
+  NEED(path, error);
+  NEED(trace, error);
+  *trace = 0;
+  return strapgoTracePartial(in, (char *)path, (char *)options, trace, error);
+}
+
+strap_status strap_trace_merge(const char *options, strap_trace *trace, strap_error *error) {
+  ENTER(error);
+  NEED(trace, error);
+  *trace = 0;
+  return strapgoTraceMerge((char *)options, trace, error);
+}
+
 strap_status strap_trace_run(strap_trace trace, int32_t timeout_ms, strap_error *error) {
   ENTER(error);
   return strapgoTraceRun(trace, timeout_ms, error);

@@ -69,21 +69,19 @@ func (notASink) run(time.Time) (bool, error) {
 	return false, status.New(status.InvalidState, "this trace works as its stream is read: there is nothing to run")
 }
 
-// sink reads a stream to its end and passes every record to add. At the end it calls finish. If
-// the work, finish included, fails or is given up, it calls drop.
-type sink struct {
+// task does its work in steps.
+type task struct {
 	mu     sync.Mutex
-	in     *importedStream // nil after it was read or given up
-	rows   int64           // read so far
+	rows   int64 // read so far
 	done   bool
 	failed error
-	add    func(arrow.Record) error
-	finish func() error
-	drop   func()
+	ended  bool                          // done, failed or given up
+	next   func() (done bool, err error) // does one step
+	end    func(given bool)              // frees what the steps use; given: the work is not done
 }
 
-// run holds the lock for one batch at a time, so counts can answer between two batches.
-func (s *sink) run(until time.Time) (bool, error) {
+// run holds the lock for one step at a time, so counts can answer between two steps.
+func (s *task) run(until time.Time) (bool, error) {
 	for {
 		if done, err := s.step(); done || err != nil {
 			return done, err
@@ -94,59 +92,63 @@ func (s *sink) run(until time.Time) (bool, error) {
 	}
 }
 
-func (s *sink) step() (done bool, err error) {
+func (s *task) step() (done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.done || s.failed != nil {
 		return s.done, s.failed
 	}
-	if s.in == nil {
+	if s.ended {
 		return false, status.New(status.InvalidState, "the trace has been closed")
 	}
-	// If next panics, this error stays: the work must not continue after a half-done batch.
+	// If next panics, this error stays: the work must not continue after a half-done step.
 	s.failed = status.New(status.Internal, "the work broke off")
 	s.done, s.failed = s.next()
 	if s.done || s.failed != nil {
-		s.in.Release()
-		s.in = nil
-	}
-	if s.failed != nil {
-		s.drop()
+		s.ended = true
+		s.end(s.failed != nil)
 	}
 	return s.done, s.failed
 }
 
-func (s *sink) next() (done bool, err error) {
-	if s.in.Next() {
-		record := s.in.Record()
-		before := s.rows
-		s.rows += record.NumRows()
-		return false, trace.After(before, s.add(record))
-	}
-	if err := s.in.Err(); err != nil {
-		return false, err
-	}
-	if err := s.finish(); err != nil {
-		return false, err
-	}
-	return true, nil
-}
-
-func (s *sink) counts() traceCounts {
+func (s *task) counts() traceCounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return traceCounts{done: s.done, rows: s.rows, failure: s.failed}
 }
 
-func (s *sink) close() error {
+func (s *task) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.in != nil {
-		s.in.Release()
-		s.in = nil
-		s.drop()
+	if !s.ended {
+		s.ended = true
+		s.end(true)
 	}
 	return nil
+}
+
+// sink is the task that reads a stream to its end and passes every record to add. At the end it calls
+// finish. If the work, finish included, fails or is given up, it calls drop.
+func (s *task) sink(in *importedStream, add func(arrow.Record) error, finish func() error, drop func()) {
+	s.next = func() (bool, error) {
+		if in.Next() {
+			record := in.Record()
+			before := s.rows
+			s.rows += record.NumRows()
+			return false, trace.After(before, add(record))
+		}
+		if err := in.Err(); err != nil {
+			return false, err
+		}
+		err := finish()
+		return err == nil, err
+	}
+	s.end = func(given bool) {
+		in.Release()
+		if given {
+			drop()
+		}
+	}
 }
 
 //export strapgoTraceRun

@@ -34,7 +34,7 @@ type analyseOptions struct {
 }
 
 type analysedTrace struct {
-	sink
+	task
 	kind   trace.Kind
 	tables map[string]arrow.Record
 }
@@ -52,26 +52,22 @@ func strapgoTraceAnalyse(stream *C.struct_ArrowArrayStream, options *C.char, h *
 			return err
 		}
 		t := &analysedTrace{kind: kind}
-		t.sink = sink{
-			in:  in,
-			add: analyser.Add,
-			finish: func() error {
-				defer analyser.Close()
-				tables, err := analyser.Finish()
-				if err != nil {
-					return err
-				}
-				t.tables = make(map[string]arrow.Record, len(tables))
-				for _, table := range tables {
-					t.tables[table.Name] = table.Record
-				}
-				return nil
-			},
-			drop: analyser.Close,
-		}
+		t.sink(in, analyser.Add, func() error {
+			defer analyser.Close()
+			tables, err := analyser.Finish()
+			t.keep(tables)
+			return err
+		}, analyser.Close)
 		*h = C.strap_trace(traces.add(t))
 		return nil
 	})
+}
+
+func (t *analysedTrace) keep(tables []analyse.Table) {
+	t.tables = make(map[string]arrow.Record, len(tables))
+	for _, table := range tables {
+		t.tables[table.Name] = table.Record
+	}
 }
 
 func newAnalyser(schema *arrow.Schema, options *C.char) (trace.Kind, *analyse.Analyser, error) {
@@ -79,10 +75,7 @@ func newAnalyser(schema *arrow.Schema, options *C.char) (trace.Kind, *analyse.An
 	if err := traceOptions(options, &given); err != nil {
 		return "", nil, err
 	}
-	if err := trace.Check(schema); err != nil {
-		return "", nil, err
-	}
-	kind, err := trace.KindOf(schema)
+	kind, err := traceKind(schema)
 	if err != nil {
 		return "", nil, err
 	}
@@ -92,6 +85,14 @@ func newAnalyser(schema *arrow.Schema, options *C.char) (trace.Kind, *analyse.An
 		Bins: given.Bins, CDFPoints: given.CDFPoints, Windows: given.Windows, Top: given.Top,
 	})
 	return kind, a, err
+}
+
+// traceKind checks the columns of a trace and returns its kind.
+func traceKind(schema *arrow.Schema) (trace.Kind, error) {
+	if err := trace.Check(schema); err != nil {
+		return "", err
+	}
+	return trace.KindOf(schema)
 }
 
 func (t *analysedTrace) table(name string) (array.RecordReader, error) {
@@ -137,7 +138,7 @@ type parquetOptions struct {
 	Compression  string `json:"compression"`
 }
 
-type writtenTrace struct{ sink }
+type writtenTrace struct{ task }
 
 //export strapgoTraceWriteParquet
 func strapgoTraceWriteParquet(stream *C.struct_ArrowArrayStream, path, options *C.char, h *C.strap_trace, e *C.strap_error) C.strap_status {
@@ -151,7 +152,8 @@ func strapgoTraceWriteParquet(stream *C.struct_ArrowArrayStream, path, options *
 			in.Release()
 			return err
 		}
-		t := &writtenTrace{sink{in: in, add: writer.Write, finish: writer.Close, drop: writer.Abort}}
+		t := &writtenTrace{}
+		t.sink(in, writer.Write, writer.Close, writer.Abort)
 		*h = C.strap_trace(traces.add(t))
 		return nil
 	})

@@ -116,6 +116,64 @@ static void instructions(void) {
   EXPECT(STRAP_OK, strap_trace_close(trace, &error));
 }
 
+/* Partial analyses of parts, and what their merge refuses. */
+static void parts(void) {
+  const char *half[] = {
+      "{\"trace\": {\"fingerprint\": \"f\", \"rows\": 4000, \"bytes\": 1}, \"end_row\": 2000}",
+      "{\"trace\": {\"fingerprint\": \"f\", \"rows\": 4000, \"bytes\": 1}, \"first_row\": 2000, "
+      "\"end_row\": 4000, \"workers\": 1}"};
+  struct ArrowArrayStream text, table;
+  strap_trace parsed, file, merge;
+  char path[2][1040], options[2200];
+  for (int i = 0; i < 2; i++) {
+    snprintf(path[i], sizeof path[i], "%s.%d", parquet_path, i);
+    parsed = parse(&text);
+    EXPECT(STRAP_OK, strap_trace_partial(&text, path[i], half[i], &file, &error));
+    EXPECT(STRAP_OK, strap_trace_run(file, -1, &error));
+    EXPECT(STRAP_ERR_NOT_FOUND, strap_trace_table(file, "iai", &table, &error));
+    EXPECT(STRAP_OK, strap_trace_close(file, &error));
+    EXPECT(STRAP_OK, strap_trace_close(parsed, &error));
+  }
+  snprintf(options, sizeof options, "{\"paths\": [\"%s\"]}", path[0]);
+  EXPECT(STRAP_OK, strap_trace_merge(options, &merge, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_trace_run(merge, -1, &error));
+  CHECK(strstr(error.message, "rows 2000 to 3999 are missing") != NULL, "%s", error.message);
+  EXPECT(STRAP_OK, strap_trace_close(merge, &error));
+  /* Each half has the times of the other: without their rows, they are refused. */
+  snprintf(options, sizeof options, "{\"paths\": [\"%s\", \"%s\"]}", path[0], path[1]);
+  EXPECT(STRAP_OK, strap_trace_merge(options, &merge, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_trace_run(merge, -1, &error));
+  EXPECT(STRAP_OK, strap_trace_close(merge, &error));
+
+  parsed = parse(&text);
+  EXPECT(STRAP_OK, strap_trace_partial(
+                       &text, path[0],
+                       "{\"trace\": {\"fingerprint\": \"f\", \"rows\": 2000, \"bytes\": 1}, \"end_row\": 2000}",
+                       &file, &error));
+  EXPECT(STRAP_OK, strap_trace_run(file, -1, &error));
+  EXPECT(STRAP_OK, strap_trace_close(file, &error));
+  EXPECT(STRAP_OK, strap_trace_close(parsed, &error));
+  snprintf(options, sizeof options, "{\"paths\": [\"%s\"], \"workers\": 1}", path[0]);
+  EXPECT(STRAP_OK, strap_trace_merge(options, &merge, &error));
+  EXPECT(STRAP_ERR_INVALID_STATE, strap_trace_table(merge, "iai", &table, &error));
+  EXPECT(STRAP_OK, strap_trace_run(merge, -1, &error));
+  CHECK(counts_of(merge).done == 1 && counts_of(merge).rows == 2000, "not all rows");
+  EXPECT(STRAP_OK, strap_trace_table(merge, "read_freq", &table, &error));
+  CHECK(rows_of(&table) > 0, "no region");
+  EXPECT(STRAP_OK, strap_trace_table(merge, "support", &table, &error));
+  rows_of(&table);
+  EXPECT(STRAP_OK, strap_trace_close(merge, &error));
+  remove(path[0]);
+  remove(path[1]);
+
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_trace_merge("{}", &merge, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_trace_merge("{\"tables\": []}", &merge, &error));
+  parsed = parse(&text);
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_trace_partial(&text, path[0], NULL, &file, &error));
+  CHECK(text.release == NULL, "a stream that is refused is given back all the same");
+  EXPECT(STRAP_OK, strap_trace_close(parsed, &error));
+}
+
 static void refusals(void) {
   struct ArrowArrayStream stream, text, none;
   strap_trace trace;
@@ -166,6 +224,7 @@ int main(int argc, char **argv) {
   tables();
   files();
   instructions();
+  parts();
   refusals();
   remove(text_path);
   puts("traces went through");

@@ -24,7 +24,7 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
             "cycler", "datasets", "matplotlib", "memray", "networkx", "pandas", "plotly", "psutil",
-            "pydantic", "pydantic_core", "sae_lens", "safetensors", "scipy", "starlette",
+            "pydantic", "pydantic_core", "ray", "sae_lens", "safetensors", "scipy", "starlette",
             "transformers", "uvicorn", "yaml",
         }:
             return None
@@ -184,6 +184,7 @@ FEATURES = {
         "from llm_instrumentation.probes.analysis import parse_metrics\nparse_metrics([])",
     ),
     "tables": ("mrm", "pandas", TRACE + "compute_all(trace)"),
+    "tables by Ray": ("ray", "ray", TRACE + "compute_all('a', engine='ray', as_arrow=True)"),
     "an export": ("mrm", "pandas", "from llm_instrumentation.mrm import RunExporter"),
     "a report": (
         "mrm",

@@ -44,6 +44,7 @@ EXTRAS = {
     "circuits": {"networkx", "scipy"},
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
+    "ray": {"ray"},
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},
     "serve": {"starlette", "uvicorn"},
@@ -52,7 +53,8 @@ EXTRAS = {
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    *(f"analysis.{name}" for name in ("_ray_source", "_recycled", "_shuffled", "_tokens")),
+    "analysis.dataset",
     "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
     *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "interventions", "memory"),

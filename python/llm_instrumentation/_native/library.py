@@ -303,6 +303,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         _str,
         ctypes.POINTER(_u64),
     ),
+    "strap_trace_partial": (
+        ctypes.POINTER(ArrowArrayStream),
+        _str,
+        _str,
+        ctypes.POINTER(_u64),
+    ),
+    "strap_trace_merge": (_str, ctypes.POINTER(_u64)),
     "strap_trace_run": (_u64, _i32),
     "strap_trace_counts": (_u64, ctypes.POINTER(RawTraceCounts)),
     "strap_trace_table": (_u64, _str, ctypes.POINTER(ArrowArrayStream)),

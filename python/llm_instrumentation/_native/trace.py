@@ -170,6 +170,48 @@ def analyse(
         return {name: trace.table(name) for name in names}, trace.table("support")
 
 
+def partial(
+    source: pa.RecordBatchReader,
+    path: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> int:
+    """Writes a partial analysis of the rows of a part, and returns their number.
+
+    The file appears at ``path`` when it is complete. ``strap_trace_partial`` of strap.h lists the
+    options.
+    """
+    guard = _Guard(source)
+    handle, error = ctypes.c_uint64(), Error()
+    status = library().strap_trace_partial(
+        guard.stream(), _path(path), _options(options), handle, error
+    )
+    guard.check(status, error)
+    with Trace(handle.value) as trace:
+        guard.run(trace, progress)
+        return trace.counts().rows
+
+
+def merge(
+    paths: list[str],
+    names: list[str],
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, pa.Table], pa.Table]:
+    """Computes the tables ``names`` of partial analyses, and the table ``support``.
+
+    ``support`` is as for :func:`analyse`. ``strap_trace_merge`` of strap.h lists the options.
+    """
+    handle, error = ctypes.c_uint64(), Error()
+    status = library().strap_trace_merge(
+        _options({**(options or {}), "paths": paths}), handle, error
+    )
+    check(status, error)
+    with Trace(handle.value) as trace:
+        trace.run(progress)
+        return {name: trace.table(name) for name in names}, trace.table("support")
+
+
 def write_parquet(
     source: pa.RecordBatchReader,
     path: str | os.PathLike[str],

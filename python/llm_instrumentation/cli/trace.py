@@ -245,6 +245,68 @@ def _metrics(text: str) -> list[MetricName]:
 
 
 @app.command(epilog=_CODES)
+def partial(
+    trace: Annotated[Path, typer.Argument(help="A trace: a Parquet file or a folder of them.")],
+    part: Annotated[
+        str, typer.Option("--part", "-p", help="Which part of how many, such as 3/16.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Analyse a part of a trace, for `merge`.
+
+    The parts are whole row groups of the trace. They can be analysed at the same time, on any
+    machine.
+    """
+    _log(verbose)
+    from ..mrm.analyser import analyse_part, split_trace
+
+    number, of = _part(part)
+    row_groups = _guarded(lambda: split_trace(trace, of)[number - 1])
+    rows = _guarded(lambda: analyse_part(trace, row_groups, output))
+    if as_json:
+        groups = [row_groups.start, row_groups.stop]
+        print_json({"partial": str(output), "row_groups": groups, "rows": rows})
+        return
+    out.print(f"{escape(str(output))}: {rows:,} rows, {len(row_groups)} row groups")
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        _usage(f"--part: {text!r} is no part K/N, with K from 1 to N, such as 3/16")
+    return int(number), int(of)
+
+
+@app.command(epilog=_CODES)
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="What `partial` wrote for all parts.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder for the tables, as Parquet.")
+    ],
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Compute the tables of a trace from the partial analyses of all its parts.
+
+    The tables equal those of an analysis of the whole trace.
+    """
+    _log(verbose)
+    from ..mrm.analyser import merge_parts
+    from ..mrm.reporter.parquet_export import export_table
+
+    tables = _guarded(lambda: merge_parts(parts))
+    written = [output / f"{name}.parquet" for name in tables]
+    for path in written:
+        _guarded(lambda path=path: export_table(tables[path.stem], path))  # type: ignore[misc]
+    if as_json:
+        print_json({"tables": [str(path) for path in written]})
+        return
+    out.print(f"{escape(str(output))}: {len(written)} tables of {len(parts)} parts")
+
+
+@app.command(epilog=_CODES)
 def report(
     results: _Input,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = Path(

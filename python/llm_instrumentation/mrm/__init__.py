@@ -11,6 +11,7 @@ from .._lazy import lazy
 
 _MODULES = {
     "analyser": [
+        "analyse_part",
         "classify_suitability",
         "compute_all",
         "compute_distributions",
@@ -21,6 +22,8 @@ _MODULES = {
         "compute_retention",
         "compute_working_set",
         "compute_write_once",
+        "merge_parts",
+        "split_trace",
     ],
     "api": ["Experiment"],
     "labeller": [

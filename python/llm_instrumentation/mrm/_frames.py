@@ -56,6 +56,17 @@ def reader_of(trace: TraceLike, columns: Iterable[str] | None = None) -> pa.Reco
     return _of_stream(_as_reader(trace), columns)
 
 
+def reader_of_row_groups(
+    path: Path, row_groups: range, columns: Iterable[str]
+) -> pa.RecordBatchReader:
+    """The batches of some row groups of a Parquet file or a folder of them.
+
+    The row groups of a folder count over all its files. The schema is that of the whole trace.
+    Arguments and errors are otherwise those of :func:`reader_of`.
+    """
+    return _of_files(path, columns, row_groups)
+
+
 def converter(as_arrow: bool) -> Callable[[pa.Table], Any]:
     """A function that converts a table to a pandas frame, or returns it as it is if ``as_arrow``.
 
@@ -122,7 +133,9 @@ def _pandas_field(frame: pd.DataFrame, name: str) -> pa.Field:
         raise InvalidArgumentError(f"column {name}: {error}") from error
 
 
-def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader:
+def _of_files(
+    path: Path, columns: Iterable[str] | None, row_groups: range | None = None
+) -> pa.RecordBatchReader:
     files = parquet_files(path)
     schemas = [_schema_of(file, columns) for file in files]
     schema = schemas[0] if len(schemas) == 1 else _common(files, schemas)
@@ -132,11 +145,16 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
     threads = (os.cpu_count() or 1) > 2
 
     def batches() -> Iterator[pa.RecordBatch]:
+        before = 0  # row groups of the files before
         try:
             for file, own in zip(files, schemas, strict=True):
                 with _open(file) as parquet:
+                    groups = range(parquet.num_row_groups)
+                    if row_groups is not None:
+                        groups = _within(row_groups, before, len(groups))
+                    before += parquet.num_row_groups
                     for batch in parquet.iter_batches(
-                        _BATCH_ROWS, columns=own.names, use_threads=threads
+                        _BATCH_ROWS, row_groups=groups, columns=own.names, use_threads=threads
                     ):
                         yield _fitted(batch, schema)
         except (pa.ArrowInvalid, OSError) as error:
@@ -149,6 +167,12 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
             raise CorruptError(f"{path}: {error}") from error
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _within(row_groups: range, first: int, number: int) -> range:
+    """The row groups of a file that are among ``row_groups``, counted within the file."""
+    start = max(row_groups.start - first, 0)
+    return range(start, max(start, min(row_groups.stop - first, number)))
 
 
 def _open(file: Path) -> pq.ParquetFile:

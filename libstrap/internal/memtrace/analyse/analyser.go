@@ -128,6 +128,8 @@ var ErrLate = errors.New("a row is earlier than the one before it")
 // Close at any time.
 type Analyser struct {
 	options Options
+	part    *Part // nil for a whole trace
+	merging bool  // for a Merger: the stages take no blocks
 	needs   need
 	filler  filler
 	spill   spill
@@ -147,12 +149,14 @@ type Analyser struct {
 // New starts an analysis. The caller must Close it.
 //
 // Errors: InvalidArgument; the message names the option.
-func New(o Options) (*Analyser, error) {
+func New(o Options) (*Analyser, error) { return start(o, nil, false) }
+
+func start(o Options, part *Part, merging bool) (*Analyser, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
 	ballast()
-	a := &Analyser{options: o}
+	a := &Analyser{options: o, part: part, merging: merging}
 	for _, name := range o.Tables {
 		if ok, _ := Supports(o.Kind, name); ok {
 			a.needs |= makers[name].needs
@@ -160,18 +164,33 @@ func New(o Options) (*Analyser, error) {
 	}
 	a.filler.typeNumber = map[string]uint32{}
 	a.spill = spill{dir: o.SpillDir, memory: o.MemoryBytes}
-	all := a.newStages(anyOrder | inOrder)
-	if a.needs&inOrder != 0 && !o.Ordered {
+	which := anyOrder | inOrder
+	if a.keepsRows() {
+		which = anyOrder
+	}
+	all := a.newStages(which)
+	if a.needs&inOrder != 0 && (!o.Ordered || a.keepsRows()) {
 		a.journal = &journal{store: a.store(1)}
 		all = append(all, a.journal)
+	}
+	if merging {
+		all = nil
 	}
 	a.pipeline = newPipeline(all, o.Workers)
 	return a, nil
 }
 
+// keepsRows reports whether the stages that need the order of time run only when parts are merged.
+func (a *Analyser) keepsRows() bool { return a.part != nil && a.part.RowsKept }
+
 // shardBits returns the logarithm to base 2 of the shares of a stage. It grows with the workers, so
-// that all of them have work.
-func (a *Analyser) shardBits() int { return min(max(bits.Len(uint(a.options.Workers))-2, 0), 5) }
+// that all of them have work. A part has one share: parts run side by side.
+func (a *Analyser) shardBits() int {
+	if a.part != nil {
+		return 0
+	}
+	return min(max(bits.Len(uint(a.options.Workers))-2, 0), 5)
+}
 
 // store returns the memory of one share of a stage. The journal, the strides, the gaps and the
 // sorting each get a quarter of MemoryBytes, which the shares of a stage divide.
@@ -220,7 +239,7 @@ func (a *Analyser) add(record arrow.Record) error {
 			}
 		}
 		at = a.filler.fill(batch, at, codes)
-		if a.options.Ordered && a.filler.late {
+		if a.options.Ordered && a.filler.late && !a.keepsRows() {
 			return status.Wrap(status.InvalidArgument, ErrLate, "the trace is said to be ordered, but is not within its first %d rows", a.filler.rows)
 		}
 		if a.filler.block.n == blockRows {
@@ -258,17 +277,23 @@ func (a *Analyser) Finish() ([]Table, error) {
 	return tables, a.err
 }
 
-func (a *Analyser) finish() ([]Table, error) {
+// settle waits until the stages have all rows, in the order that they need.
+func (a *Analyser) settle() error {
 	if err := a.flush(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := a.pipeline.drain(); err != nil {
-		return nil, err
+		return err
 	}
-	if a.filler.late && a.journal != nil {
-		if err := a.replay(); err != nil {
-			return nil, err
-		}
+	if a.filler.late && a.journal != nil && !a.keepsRows() {
+		return a.replay()
+	}
+	return nil
+}
+
+func (a *Analyser) finish() ([]Table, error) {
+	if err := a.settle(); err != nil {
+		return nil, err
 	}
 	r, err := a.results()
 	if err != nil {

@@ -70,9 +70,7 @@ type regionCounts struct {
 }
 
 func (s *counts) take(b *block) error {
-	for len(s.regions) < b.regions {
-		s.regions = append(s.regions, regionCounts{first: [2]int64{math.MaxInt64, math.MaxInt64}})
-	}
+	s.grow(b.regions)
 	region, tag, time := b.region[:b.n], b.tag[:b.n], b.time[:b.n]
 	for i, number := range region {
 		if s.bits != 0 && !s.takes(hash(uint64(number))) {
@@ -89,6 +87,12 @@ func (s *counts) take(b *block) error {
 		r.last[op] = max(r.last[op], time[i])
 	}
 	return nil
+}
+
+func (s *counts) grow(regions int) {
+	for len(s.regions) < regions {
+		s.regions = append(s.regions, regionCounts{first: [2]int64{math.MaxInt64, math.MaxInt64}})
+	}
 }
 
 // life returns the times of the first write and the last read of a region. Without stores the first

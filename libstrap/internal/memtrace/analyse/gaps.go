@@ -13,12 +13,15 @@ type gaps struct {
 	share
 	store
 	types   []typeGaps
+	edges   bool   // keep the first access to each address, for a partial analysis
+	silent  bool   // do not count gaps
 	touched uint64 // keeps the compiler from removing the calls of touch
 }
 
 type typeGaps struct {
 	latest times             // time of the latest access to each address
 	long   spans.Map[uint64] // the same for the pages of long rows: the time + 1
+	firsts []reach           // the first access to each address, if gaps.edges
 	total  sum
 	log2   [64]uint64 // number of gaps by bit length less one
 	// powers[i] has gaps that count 1 << i times each. A gap of n addresses is in powers[i] for each
@@ -57,6 +60,11 @@ func (s *gaps) take(b *block) error {
 			}
 		}
 	}
+	return s.spillOver()
+}
+
+// spillOver moves the gaps to the spill if they exceed the memory.
+func (s *gaps) spillOver() error {
 	return s.relieve(powers*len(s.types), func(i int) *values { return &s.types[i/powers].powers[i%powers] })
 }
 
@@ -70,7 +78,11 @@ func (s *gaps) row(t *typeGaps, low, high, now uint64) {
 		for _, single := range t.latest.within(low, high, trace.PageShift) {
 			s.gap(t, single.time, now, 1)
 			single.time = goneTime
+			page := single.key >> trace.PageShift
+			s.first(t, low<<trace.PageShift, page-low, now)
+			low = page + 1
 		}
+		s.first(t, low<<trace.PageShift, high-low, now)
 	})
 	t.long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: now + 1})
 }
@@ -83,21 +95,35 @@ func (s *gaps) access(t *typeGaps, h, address, now uint64) {
 	before := *latest
 	*latest = now + 1
 	if before == 0 || before == goneTime {
-		if address%trace.PageSize != 0 {
+		before = 0
+		if address%trace.PageSize == 0 {
+			before = lift(&t.long, address>>trace.PageShift)
+		}
+		if before == 0 {
+			s.first(t, address, 1, now)
 			return
 		}
-		before = lift(&t.long, address>>trace.PageShift)
 	}
 	s.gap(t, before, now, 1)
+}
+
+// first keeps the first accesses to an address, or to the starts of several pages.
+func (s *gaps) first(t *typeGaps, address, pages, now uint64) {
+	if s.edges && pages > 0 {
+		t.firsts = append(t.firsts, reach{low: address, n: pages, value: now})
+	}
 }
 
 // gap counts a gap of n addresses. before is the time of their latest access + 1, or 0 if there was
 // none: then there is no gap. Gaps of 0 ns do not count.
 func (s *gaps) gap(t *typeGaps, before, now, n uint64) {
-	if before == 0 || before == now+1 {
+	if before == 0 || before == now+1 || s.silent {
 		return
 	}
-	gap := now + 1 - before
+	s.count(t, now+1-before, n)
+}
+
+func (s *gaps) count(t *typeGaps, gap, n uint64) {
 	t.log2[bits.Len64(gap)-1] += n
 	if n == 1 {
 		t.total.add(gap)

@@ -61,7 +61,7 @@ func (a *Analyser) newStages(which need) []stage {
 		all = append(all, &untilLate{s.strides[sh.mine]})
 	})
 	each(needGaps, func(sh share) {
-		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store(1 << a.shardBits())})
+		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store(1 << a.shardBits()), edges: a.part != nil && !a.merging})
 		all = append(all, &untilLate{s.gaps[sh.mine]})
 	})
 	wanted := which & a.needs

@@ -16,6 +16,7 @@ type strides struct {
 
 type regionStrides struct {
 	n       uint64 // accesses
+	start   spot   // of the earliest access
 	address uint64 // of the latest access
 	page    uint64 // of the latest access
 	same    uint64 // accesses to the same page as the access before
@@ -30,6 +31,9 @@ type regionStrides struct {
 	values
 }
 
+// spot is where an access is: its address, and its page as the trace gives it.
+type spot struct{ address, page uint64 }
+
 func (s *strides) take(b *block) error {
 	s.regions = grown(s.regions, b.regions)
 	region, address, tag := b.region[:b.n], b.address[:b.n], b.tag[:b.n]
@@ -42,7 +46,7 @@ func (s *strides) take(b *block) error {
 		page := b.pageOf(i)
 		switch r.n {
 		case 0:
-			r.kind = tag[i] >> 1
+			r.kind, r.start = tag[i]>>1, spot{at, page}
 		case 1:
 			r.first = distance(at, r.address)
 			fallthrough
@@ -55,15 +59,23 @@ func (s *strides) take(b *block) error {
 			s.row(r, b.pages[i])
 		}
 	}
+	return s.spillOver()
+}
+
+// spillOver moves the strides to the spill if they exceed the memory.
+func (s *strides) spillOver() error {
 	return s.relieve(len(s.regions), func(i int) *values { return &s.regions[i].values })
 }
 
 // step counts the stride from the latest access to the address to.
 func (s *strides) step(r *regionStrides, to, page uint64) {
-	stride := distance(to, r.address)
 	if page == r.page {
 		r.same++
 	}
+	s.stride(r, distance(to, r.address))
+}
+
+func (s *strides) stride(r *regionStrides, stride uint64) {
 	r.total.add(stride)
 	if stride == r.first {
 		r.firsts++

@@ -16,6 +16,7 @@ from .metrics import (
     compute_all,
     compute_distributions,
 )
+from .parts import analyse_part, merge_parts, split_trace
 from .read_freq import compute_read_freq
 from .retention import compute_retention
 from .suitability import classify_suitability
@@ -26,6 +27,7 @@ __all__ = [
     "DISTRIBUTION_TABLES",
     "SUMMARY_TABLES",
     "TOKEN_TABLES",
+    "analyse_part",
     "classify_suitability",
     "compute_all",
     "compute_distributions",
@@ -36,4 +38,6 @@ __all__ = [
     "compute_retention",
     "compute_working_set",
     "compute_write_once",
+    "merge_parts",
+    "split_trace",
 ]

@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -55,6 +55,7 @@ _READ_COLUMNS = (
 def compute_all(
     trace: TraceLike,
     *,
+    engine: Literal["local", "ray"] = "local",
     as_arrow: bool = False,
     memory_gb: float = 0.5,
     workers: int | None = None,
@@ -66,11 +67,15 @@ def compute_all(
         trace: a pandas or polars frame, a pyarrow table or reader, a DuckDB relation, a
             Parquet file, or a folder with ``trace.parquet`` or other Parquet files. The rows may
             be in any order; rows in the order of time are read faster.
+        engine: "local" analyses in this process. "ray" analyses parts of the trace in tasks of
+            Ray, on the cluster that ``ray.init`` was called with, or else on this machine. The
+            trace must be a path that all nodes can read. The tables are the same.
         as_arrow: return pyarrow tables instead of pandas frames.
         memory_gb: memory for the values that exact quantiles need, in units of 2^30 bytes. Values
             that do not fit are written to ``spill_dir``. The tables of distinct regions and
-            addresses need further memory.
-        workers: the number of threads; by default one per core.
+            addresses need further memory. With Ray each task has as much.
+        workers: the number of threads; by default one per core. With Ray the number of parts; by
+            default one per CPU of the cluster.
         spill_dir: a folder on a disk with free space; by default the system's temporary folder.
 
     Returns:
@@ -79,15 +84,23 @@ def compute_all(
 
     Raises:
         InvalidArgumentError: a column is missing or holds an invalid value; the message names
-            column, row and value.
+            column, row and value. Or the engine is unknown, or "ray" and the trace no path.
         CorruptError: a file is damaged.
         NoSpaceError: the disk of ``spill_dir`` is full.
-        MissingExtraError: pandas is not installed, and ``as_arrow`` is False.
+        MissingExtraError: pandas is not installed, and ``as_arrow`` is False; or Ray is not.
     """
     give = converter(as_arrow)
-    options = _options(memory_gb, workers, spill_dir)
-    tables, support = _compute(trace, list(SUMMARY_TABLES), options)
-    _warn(support)
+    names = list(SUMMARY_TABLES)
+    if engine == "ray":
+        from ._on_ray import compute_on_ray
+
+        tables, support = compute_on_ray(trace, memory_gb, workers, spill_dir)
+        reasons = _reasons(support, names)
+    elif engine == "local":
+        tables, reasons = _compute(trace, names, _options(memory_gb, workers, spill_dir))
+    else:
+        raise InvalidArgumentError(f'engine = {engine!r}: choose "local" or "ray"')
+    _warn(reasons)
     return {name: give(table) for name, table in tables.items()}
 
 
@@ -152,8 +165,13 @@ def _compute(
     """The tables by name, and why this kind of trace cannot give some of them, by name too."""
     with progress_line("analysing") as progress:
         tables, support = _analyse(trace, names, options, progress)
+    return tables, _reasons(support, names)
+
+
+def _reasons(support: pa.Table, names: Sequence[str]) -> dict[str, str]:
+    """Why this kind of trace cannot give some of the tables, by their name."""
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
-    return tables, {name: reasons[name] for name in names if name in reasons}
+    return {name: reasons[name] for name in names if name in reasons}
 
 
 def _analyse(
