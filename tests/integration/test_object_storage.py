@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,13 @@ from llm_instrumentation import ActivationReader, InstrumentationConfig, capture
 from llm_instrumentation.analysis.compare import compare_captures
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.cli import main
-from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
+from llm_instrumentation.errors import (
+    CorruptError,
+    InvalidArgumentError,
+    InvalidStateError,
+    NotFoundError,
+    StrapIOError,
+)
 from llm_instrumentation.storage import (
     CredentialsError,
     ObjectChangedError,
@@ -266,6 +273,45 @@ def test_a_url_of_a_file_reads_the_file(capture):
     with ActivationReader(f"file://{capture}") as reader, ActivationReader(capture) as local:
         assert torch.equal(reader["1"].stack(), local["1"].stack())
         assert reader.rows("1").shape == local.rows("1").shape and reader.fetched_bytes == 0
+
+
+def test_a_cache_folder_that_cannot_be_made_is_an_error(bucket, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StrapIOError, match="cannot make a folder in"):
+        ActivationReader(URL, storage=StorageOptions(cache_folder=tmp_path / "file" / "cache"))
+
+
+def test_the_copy_of_a_killed_process_is_removed(bucket, tmp_path):
+    """Its lock is gone with it."""
+    left = tmp_path / "cache" / "copy.0123456789abcdef.partial"
+    left.mkdir(parents=True)
+    (left / "run.stream").write_bytes(b"x")
+    with ActivationReader(URL):
+        assert not left.exists()
+
+
+def test_a_closed_reader_says_so(bucket):
+    reader = ActivationReader(URL)
+    activation = reader["1"][0]
+    reader.close()
+    reader.close()
+    with pytest.raises(InvalidStateError, match="closed"):
+        activation.to_torch()
+    assert len(reader) == 5 * STEPS
+
+
+def test_many_threads_read_one_copy(bucket, capture):
+    """Each row is right, although the copy has room for few."""
+    options = StorageOptions(cache_bytes=400_000)
+    with ActivationReader(capture) as local, ActivationReader(URL, storage=options) as remote:
+        expected = [activation.to_torch() for activation in local]
+
+        def reads(first: int) -> bool:
+            places = range(first, len(expected), 3)
+            return all(torch.equal(list(remote)[k].to_torch(), expected[k]) for k in places)
+
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(reads, range(6)))
 
 
 # ---- commands ----

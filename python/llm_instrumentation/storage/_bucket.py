@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from .._extras import extra
+from ..core._atomic import sync_directory, typed_errors
 from ..errors import NotFoundError, StrapError
 from ._errors import CredentialsError, ObjectChangedError, StorageError
 from ._options import StorageOptions
-from ._urls import Location
+from ._urls import Location, local_path
 
 __all__ = ["Bucket", "Facts"]
 
@@ -158,6 +159,7 @@ class Bucket:
             location,
             lambda: self._obstore.put(self._store, location.key, content, use_multipart=False),
         )
+        self._settle(location)
 
     def put_parts(
         self, location: Location, blocks: Iterator[bytes], part_bytes: int, at_a_time: int
@@ -181,8 +183,18 @@ class Bucket:
             raise
         except (self._errors.BaseError, OSError) as error:
             self._raise(location, error)
+        self._settle(location)
         etag: str | None = sent["e_tag"]
         return etag
+
+    def _settle(self, location: Location) -> None:
+        """Waits until a new file is on disk. Stores answer when it is."""
+        if location.store == "file:///":
+            path = local_path(location)
+            with typed_errors(f"cannot write to {path}"):
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+                sync_directory(path.parent)
 
     def _received(self, content: Any, length: int) -> bytes:
         with self._counting:

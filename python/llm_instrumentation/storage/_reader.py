@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .._files import partial_beside, remove_leftovers
 from .._native import DTYPE_SIZES, Packet, Reader
+from ..core._atomic import typed_errors
 from ..core.calls_file import calls_path_for
 from ..core.token_files import token_file_paths
 from ..errors import NotFoundError, StrapError
@@ -25,7 +26,7 @@ from ._beside import snapshot_files
 from ._bucket import Bucket
 from ._errors import CredentialsError, StorageError, UnfinishedUploadError
 from ._options import StorageOptions
-from ._sparse_copy import NO_PACKETS, Ints, PacketTable, SparseCopy
+from ._sparse_copy import HEADER, NO_PACKETS, Ints, PacketTable, SparseCopy
 from ._urls import location_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class RemoteReader(Reader):
         self._facts = self._bucket.facts(self._location)
         self._fetching_calls = threading.Lock()
         self._prefetching: threading.Thread | None = None
+        self._closing = threading.Event()
         with contextlib.ExitStack() as stack:
             local = stack.enter_context(_folder(options)) / os.path.basename(self._location.key)
             self._copy = SparseCopy(local, self._bucket, self._location, self._facts, options)
@@ -107,6 +109,7 @@ class RemoteReader(Reader):
 
     def close(self) -> None:
         """Closes the stream and removes its copy. A second call does nothing."""
+        self._closing.set()
         if self._prefetching is not None:
             self._prefetching.join()
         super().close()
@@ -166,18 +169,14 @@ class RemoteReader(Reader):
             return
         wanted = rows.astype(np.int64)
         ends = np.cumsum(self._copy.packets.length[wanted])
-        pieces = (
-            np.split(wanted, np.flatnonzero(np.diff(ends // _PREFETCHED_BYTES)) + 1)
-            if len(wanted)
-            else []
-        )
+        pieces = np.split(wanted, np.flatnonzero(np.diff(ends // _PREFETCHED_BYTES)) + 1)
         limit = self._copy.limit // 4
 
         def fetch() -> None:
             done = 0
             for piece in pieces:
                 done += int(self._copy.packets.length[piece].sum())
-                if done > limit:
+                if done > limit or self._closing.is_set():
                     return
                 try:
                     with self._copy.held(piece):
@@ -225,16 +224,13 @@ class RemoteReader(Reader):
             return
         try:
             content = _record.read_checked(self._bucket, location, listed)
-        except NotFoundError:
+        except (NotFoundError, CredentialsError):
+            # Stores refuse those who may not list a bucket, in place of saying what is missing.
             if listed is not None:
                 raise
             return
-        except CredentialsError:
-            # A store tells those who may not list a bucket nothing of what is missing.
-            if listed is not None:
-                raise
-            return
-        local.write_bytes(content)
+        with typed_errors(f"cannot write to {local}"):
+            local.write_bytes(content)
 
     def _open_copy(self, local: Path, ignore_index: bool) -> None:
         """Opens the library's reader when the copy has what it looks at: first and last packet."""
@@ -291,10 +287,12 @@ class RemoteReader(Reader):
 @contextlib.contextmanager
 def _folder(options: StorageOptions) -> Iterator[Path]:
     """A new folder in the cache folder, removed at the end of the block."""
-    options.cache_folder.mkdir(parents=True, exist_ok=True)
     path = options.cache_folder / "copy"
-    remove_leftovers(path)  # of killed processes
-    with partial_beside(path, folder=True) as folder:
+    with contextlib.ExitStack() as stack:
+        with typed_errors(f"cannot make a folder in {options.cache_folder}"):
+            options.cache_folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(path)  # of killed processes
+            folder = stack.enter_context(partial_beside(path, folder=True))
         yield folder
 
 
@@ -309,7 +307,8 @@ def _packets_of(index: Path) -> PacketTable | None:
         return None
     there = packets.offset >= 0
     offset, length = packets.offset[there], packets.length[there]
-    return packets if (offset[1:] >= offset[:-1] + length[:-1]).all() else None
+    fits = (offset[1:] >= offset[:-1] + length[:-1]).all() and (length >= HEADER.size).all()
+    return packets if fits else None
 
 
 def _packets(table: pa.Table) -> PacketTable:

@@ -6,7 +6,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .._extras import extra
+from ..core._atomic import typed_errors
+from ..errors import InvalidStateError
 from ._bucket import Bucket, Facts
 from ._errors import StorageError
 from ._holes import punch_hole
 from ._options import StorageOptions
 from ._urls import Location
 
-__all__ = ["NO_PACKETS", "PacketTable", "SparseCopy"]
+__all__ = ["HEADER", "NO_PACKETS", "PacketTable", "SparseCopy"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,6 +74,10 @@ class SparseCopy:
     def __init__(
         self, path: Path, bucket: Bucket, location: Location, facts: Facts, options: StorageOptions
     ) -> None:
+        with extra("storage", "Object storage"):
+            from google_crc32c import extend
+
+        self._crc32c = extend
         self._path, self._bucket, self._location, self._facts = path, bucket, location, facts
         self.limit = options.cache_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -95,7 +101,7 @@ class SparseCopy:
     def adopt(self, packets: PacketTable) -> None:
         """Takes the rows of the reader, when those that it read at its opening are there.
 
-        PacketTable that the rows before did not have were found by scanning, so they are there too.
+        Packets that the rows before did not have were found by scanning, so they are there too.
         """
         before, there = self.packets.offset, self.packets.offset[self._there]
         self.set_packets(packets)
@@ -104,9 +110,9 @@ class SparseCopy:
         self._bytes = int(packets.length[self._there].sum())
 
     def close(self) -> None:
-        """Waits for the requests under way, and closes the file."""
-        self._pool.shutdown(cancel_futures=True)
-        with self._lock:
+        """Waits for the requests under way, and closes the file. No more packets come."""
+        with self._fetching:
+            self._pool.shutdown()
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -146,6 +152,7 @@ class SparseCopy:
         Raises:
             ObjectChangedError: the stream is another one now.
             StorageError: the packets did not come, or not with the right checksum.
+            InvalidStateError: the copy is closed.
         """
         rows = np.unique(rows)
         rows = rows[self.packets.offset[rows] >= 0]
@@ -157,6 +164,8 @@ class SparseCopy:
         try:
             if not there:
                 with self._fetching:
+                    if self._file < 0:
+                        raise InvalidStateError(f"the reader of {self._location.url} is closed")
                     self._bring(rows)
             yield
         finally:
@@ -190,18 +199,15 @@ class SparseCopy:
 
     def _checksum_of(self, row: int) -> int:
         """The checksum of a packet's payload if it is wrong, or of the header; -1: it is right."""
-        with extra("storage", "Object storage"):
-            import google_crc32c
-
         offset, length = int(self.packets.offset[row]), int(self.packets.length[row])
         header = os.pread(self._file, HEADER.size, offset)
         name, payload = HEADER.unpack(header)
         if HEADER.size + name + payload != length:
-            return int(google_crc32c.value(header))
+            return int(self._crc32c(0, header))
         begin, end, sum_ = offset + HEADER.size + name, offset + length, 0
         while begin < end:
             block = os.pread(self._file, min(_CHECKED_BYTES, end - begin), begin)
-            sum_, begin = google_crc32c.extend(sum_, block), begin + len(block)
+            sum_, begin = self._crc32c(sum_, block), begin + len(block)
         expected = int(self.packets.checksum[row])
         return -1 if expected in (-1, sum_) else sum_
 
@@ -213,15 +219,23 @@ class SparseCopy:
             begin, end = request
             content = memoryview(self._bucket.read_range(self._location, begin, end, self._facts))
             first = max(0, int(np.searchsorted(begins, begin, "right")) - 1)
-            for low, high in wanted[first:]:
+            for k in range(first, len(wanted)):
+                low, high = max(wanted[k][0], begin), min(wanted[k][1], end)
                 if low >= end:
                     break
-                low, high = max(low, begin), min(high, end)
                 if low < high:
-                    _write(self._file, content[low - begin : high - begin], low)
+                    with typed_errors(f"cannot write to {self._path}"):
+                        _write(self._file, content[low - begin : high - begin], low)
 
-        for done in [self._pool.submit(one, request) for request in requests]:
-            done.result()
+        requested = [self._pool.submit(one, request) for request in requests]
+        try:
+            for request in requested:
+                request.result()
+        finally:
+            # After an error too no request may write later, over packets that came again.
+            for request in requested:
+                request.cancel()
+            wait(requested)
 
     def _make_room(self, wanted: int) -> None:
         """Frees the packets that were not used for longest, until the limit has room."""
