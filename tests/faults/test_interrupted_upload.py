@@ -20,6 +20,7 @@ from llm_instrumentation.errors import (
     CorruptError,
     InvalidArgumentError,
     InvalidStateError,
+    NoSpaceError,
     NotFoundError,
 )
 from llm_instrumentation.storage import (
@@ -292,6 +293,21 @@ def test_a_folder_of_this_machine(stream, tmp_path):
 
 def is_there_locally(there: Path, stream: Path) -> bool:
     return all((there / f.name).read_bytes() == f.read_bytes() for f in stream.parent.iterdir())
+
+
+def test_a_full_disk_of_the_copy_is_an_error(bucket, stream, mount):
+    """A smaller limit is the way out."""
+    upload(stream, URL)
+    folder = mount("tmpfs", 6 * MEGABYTE) / "cache"
+    url = f"{URL}/run.stream"
+    with ActivationReader(url, storage=StorageOptions(cache_folder=folder)) as reader:
+        with pytest.raises(NoSpaceError, match="cannot write to"):
+            for activation in reader:
+                activation.to_torch()
+    options = StorageOptions(cache_folder=folder, cache_bytes=3 * MEGABYTE)
+    with ActivationReader(url, storage=options) as remote, ActivationReader(stream) as local:
+        for ours, theirs in zip(remote, local, strict=True):
+            assert torch.equal(ours.to_torch(), theirs.to_torch())
 
 
 # ---- run folders ----
