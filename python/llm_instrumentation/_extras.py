@@ -16,7 +16,8 @@ from .errors import MissingExtraError
 
 @contextmanager
 def extra(
-    name: Literal["circuits", "export", "mrm", "ray", "report", "sae", "serve"], wanted_by: str
+    name: Literal["circuits", "export", "mrm", "ray", "report", "sae", "serve", "storage"],
+    wanted_by: str,
 ) -> Iterator[None]:
     """A block for imports from an extra of pyproject.toml::
 

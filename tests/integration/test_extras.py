@@ -26,6 +26,9 @@ class Without:
             "cycler", "datasets", "matplotlib", "memray", "networkx", "pandas", "plotly", "psutil",
             "pydantic", "pydantic_core", "ray", "sae_lens", "safetensors", "scipy", "starlette",
             "transformers", "uvicorn", "yaml",
+            "cycler", "datasets", "google_crc32c", "matplotlib", "memray", "networkx", "obstore",
+            "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "sae_lens", "safetensors",
+            "scipy", "starlette", "transformers", "uvicorn", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -111,6 +114,12 @@ FEATURES = {
         "pandas",
         "from llm_instrumentation.analysis.visualization import build_packet_dataframe\n"
         "build_packet_dataframe([])",
+    ),
+    "a capture in object storage": (
+        "storage",
+        "obstore",
+        "from llm_instrumentation import ActivationReader\n"
+        'ActivationReader("s3://bucket/run.stream")',
     ),
     "an export to safetensors": (
         "export",

@@ -20,19 +20,20 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
-    "analysis": {"_native", "_pages", "core"},
+    "storage": {"_native", "core"},  # the names of files beside a stream
+    "analysis": {"_native", "_pages", "core", "storage"},
     "interventions": {"_pages", "analysis", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
     "serve": {"_native", "_pages", "analysis"},
     "mrm": {"_native", "_pages"},
-    "report": {"_native", "_pages", "analysis", "core", "mrm", "probes"},
+    "report": {"_native", "_pages", "analysis", "core", "mrm", "probes", "storage"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
     # No other part imports it.
     "cli": {
         *("_native", "_pages", "analysis", "interventions", "probes", "report", "serve"),
-        "timeline",
+        *("storage", "timeline"),
     },
     "cli.trace": {"_pages", "mrm"},
 }
@@ -48,6 +49,7 @@ EXTRAS = {
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},
     "serve": {"starlette", "uvicorn"},
+    "storage": {"google_crc32c", "obstore"},
 }
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}

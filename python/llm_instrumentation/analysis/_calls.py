@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..core.calls_file import calls_path_for, open_calls, read_calls
+from ..core.calls_file import open_calls, read_calls
 from ..errors import CorruptError
 from ._columns import plain
 from .rows import NoCallsError, NotTokenAlignedError
@@ -82,13 +82,15 @@ class Calls:
     Args:
         path: the stream.
         capture_id: the id of its capture; None: any.
+        shown: the stream's name in messages; None: the path.
 
     Raises:
         CorruptError: the list of encoders is damaged.
     """
 
-    def __init__(self, path: str, capture_id: str | None) -> None:
+    def __init__(self, path: str, capture_id: str | None, *, shown: str | None = None) -> None:
         self._path, self._capture_id = path, capture_id
+        self._shown = path if shown is None else shown
         table = self._table = self._there(read_calls(path, capture_id, _OF_ROWS))
         metadata = table.schema.metadata or {}
         try:
@@ -125,7 +127,7 @@ class Calls:
             del opened
             pa.default_memory_pool().release_unused()
             if len(found.lengths) < self._table.num_rows:
-                raise CorruptError(f"the calls file of {self._path} was replaced by a shorter one")
+                raise CorruptError(f"the calls file of {self._shown} was replaced by a shorter one")
         return found
 
     def forget(self, name: str | None = None) -> None:
@@ -136,8 +138,8 @@ class Calls:
     def _there(self, found: _Found | None) -> _Found:
         if found is None:
             raise NoCallsError(
-                f"{self._path} does not say what the model was given, because "
-                f"{calls_path_for(self._path)} is missing or of another capture: "
+                f"{self._shown} does not say what the model was given, because "
+                f"{self._shown}.calls is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         return found

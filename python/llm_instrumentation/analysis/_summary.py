@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._native import DTYPE_SIZES, capture_id_of
+from .._native import DTYPE_SIZES
 from ..core.token_files import TokenFileError
 from ._catalogue import TWIN_SUFFIX, Catalogue
 from ._columns import Ints, distinct
@@ -169,12 +169,12 @@ def summary(reader: ActivationReader) -> CaptureSummary:
             tokens = int(metadata["total_tokens"])
     except TokenFileError as error:
         problem = str(error)
-    checkpoint = f"{reader.path}.ckpt.json"
+    checkpoint = f"{reader._file}.ckpt.json"
     return CaptureSummary(
         path=reader.path,
         state=_state(reader),
         problem=reader.problem,
-        capture_id=capture_id_of(reader.path),
+        capture_id=reader.capture_id,
         models=tuple(name for name in _counts(catalogue, "model", rows) if name),
         layers=len(reader.layers),
         tensors=len(reader),
@@ -186,7 +186,7 @@ def summary(reader: ActivationReader) -> CaptureSummary:
         last_step=reader.steps[-1] if reader.steps else None,
         tokens=tokens,
         tokens_problem=problem,
-        checkpoint=checkpoint if os.path.exists(checkpoint) else None,
+        checkpoint=f"{reader.path}.ckpt.json" if os.path.exists(checkpoint) else None,
         source_dtypes=_counts(catalogue, "source_dtype", listed),
         stored_dtypes=_counts(catalogue, "stored_dtype", listed),
         codecs=_counts(catalogue, "codec", listed),

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .._warn import warn
 from ..errors import ForkedError, InvalidArgumentError, StrapError
+from ..storage import check_local, url_of
 from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
 from ._progress import bytes_bar
@@ -128,7 +129,7 @@ class ActivationDataset(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         paths = [captures] if isinstance(captures, (str, os.PathLike)) else captures
-        self.captures = [os.fspath(path) for path in paths]
+        self.captures = [url_of(path) or os.fspath(path) for path in paths]
         self.layers = [layers] if isinstance(layers, str) else list(layers)
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -325,6 +326,8 @@ class ActivationDataset(IterableDataset[Batch]):
         identity = {
             name: value for name, value in self._identity().items() if name in ("tokens", "seed")
         }
+        if self._scratch is None:
+            check_local(self.captures[0], "give scratch= a folder for the rows in a random order")
         folder = self._scratch or Path(f"{self.captures[0]}.shuffled")
         shuffled = ShuffledRows(folder, identity, fields, tokens.rows, self.seed)
         self._shuffled = shuffled

@@ -22,6 +22,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -35,6 +36,7 @@ from ..errors import (
     StrapError,
     StrapTimeoutError,
 )
+from ..storage import RemoteReader, StorageOptions, open_reader, url_of
 from ._ahead import Ahead
 from ._calls import Calls
 from ._catalogue import Alike
@@ -82,15 +84,17 @@ class ActivationReader:
     After `close` the data of the index stays available; values do not.
 
     Args:
-        path: the stream; its index and token file are expected beside it.
+        path: the stream; its index and token file are expected beside it. A URL of s3, gs, az or
+            file reads an object: see `llm_instrumentation.storage`.
         ignore_index: find the packets by scanning the stream, without its index.
         warn: warn with a `RuntimeWarning` if `problem` is not empty, and if neither an index nor
             `dtypes` gives the type of an activation.
         dtypes: stored types of the activations that no index describes, by name or pattern as in
             `select`: {"*": "bfloat16", "embed": torch.int64}. The last match counts.
+        storage: how the store of a URL is reached; None: by the environment.
 
     Attributes:
-        path: the path of the stream, as a str.
+        path: the path or URL of the stream, as a str.
         info: facts that opening the stream found.
         layers: names of the captured tensors (layer and place in its output) in the order of their
             first appearance: "h.0", "h.0[1]"; the root module's is "".
@@ -112,8 +116,10 @@ class ActivationReader:
         ignore_index: bool = False,
         warn: bool = True,
         dtypes: Mapping[str, Any] | None = None,
+        storage: StorageOptions | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = url_of(path) or os.fspath(path)
+        self._storage = storage
         self._warn = warn
         self._dtypes = {pattern: dtype_name(dtype) for pattern, dtype in (dtypes or {}).items()}
         self._closing = threading.Lock()
@@ -136,7 +142,25 @@ class ActivationReader:
         self._tell(self._snapshot, stacklevel=3)
 
     def _open(self, ignore_index: bool) -> Reader:
-        return Reader(self.path, ignore_index=ignore_index)
+        return open_reader(self.path, ignore_index=ignore_index, options=self._storage)
+
+    @property
+    def _file(self) -> str:
+        """The stream on this machine: of a URL the copy, which has the small files beside it."""
+        return os.fspath(self._snapshot.native.path)
+
+    @property
+    def _written(self) -> datetime:
+        """When the stream was last written, in UTC."""
+        if isinstance(native := self._snapshot.native, RemoteReader):
+            return native.written
+        return datetime.fromtimestamp(os.stat(self._file).st_mtime, timezone.utc)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that were received from the store of a URL until now; 0 for a path."""
+        native = self._snapshot.native
+        return native.fetched_bytes if isinstance(native, RemoteReader) else 0
 
     def _show(self, snapshot: Snapshot) -> None:
         """Makes a snapshot the reader's present one."""
@@ -199,7 +223,7 @@ class ActivationReader:
         Raises:
             TokenFileError: (a ValueError) the file is damaged.
         """
-        return load_token_metadata(self.path)
+        return load_token_metadata(self._file)
 
     def __len__(self) -> int:
         """Number of activations. Split tensors count once, and twins do not count."""
@@ -307,11 +331,13 @@ class ActivationReader:
     @property
     def capture_id(self) -> str | None:
         """The id of the capture, which no other has; None: the index has none, or is missing."""
-        return capture_id_of(self.path)
+        return capture_id_of(self._file)
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
-            self._calls = Calls(self.path, self.capture_id)
+            if isinstance(native := self._snapshot.native, RemoteReader):
+                native.fetch_calls()
+            self._calls = Calls(self._file, self.capture_id, shown=self.path)
         return self._calls
 
     def _fitting(self, pattern: str) -> list[str]:

@@ -13,6 +13,7 @@ import shutil
 from .._files import replacing
 from .._native.salvage import salvage as _salvage
 from ..core.calls_file import calls_path_for, is_calls_file
+from ..storage import check_local
 from ._progress import Progress, reported
 
 __all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path"]
@@ -104,10 +105,11 @@ def salvage(
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
         InvalidArgumentError: (a ValueError) `out` exists and `force` is not set, or `out` is the
-            source.
+            source; or the path is a URL.
         CorruptError: (a ValueError) no packet is intact.
         StrapError: another error, such as a full disk. No new file is left then.
     """
+    check_local(path, "download it, then salvage the file")
     target = salvaged_path(path) if out is None else os.fspath(out)
     with reported(progress, "searching for packets", in_bytes=True) as told:
         raw, lost = _salvage(path, target, force=force, progress=told)

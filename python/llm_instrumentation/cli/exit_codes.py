@@ -25,7 +25,7 @@ class ExitCode(_Code):
     OK = 0, "all went well"
     FAILED = 1, "all else"
     USAGE = 2, "a bad argument, or a file of something else"
-    NOT_PERMITTED = 3, "the kernel takes no programs from this user"
+    NOT_PERMITTED = 3, "the kernel takes no programs from this user, or a store not its credentials"
     UNSUPPORTED = 4, "this machine cannot do it, or a package is missing"
     NOT_FOUND = 5, "there is no such device, file or layer"
     DAMAGED = 6, "a damaged capture"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._native import Reader
+from ..storage import open_reader
 
 __all__ = ["Opening", "begin", "opening"]
 
@@ -36,7 +37,7 @@ class Opening:
 
     def _open(self) -> None:
         try:
-            self._reader = Reader(self.path)
+            self._reader = open_reader(self.path)
         except BaseException as error:
             self._error = error
 
@@ -44,7 +45,7 @@ class Opening:
         """The open stream, which the caller closes.
 
         Raises:
-            StrapError: it cannot be opened; see `Reader`.
+            StrapError: it cannot be opened; see `open_reader`.
         """
         self._thread.join()
         if self._reader is None:

@@ -272,6 +272,26 @@ def salvage(
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def upload(
+    path: Annotated[Path, typer.Argument(help="A stream, or a run folder.", metavar="PATH")],
+    url: Annotated[
+        str, typer.Argument(help="The folder to upload to: s3://BUCKET/PREFIX/.", metavar="URL")
+    ],
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Send at most so many megabytes a second.")
+    ] = None,
+    delete_local: Annotated[
+        bool, typer.Option("--delete-local", help="Delete local files that are proven there.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Upload a finished capture to object storage. Run it again, and it goes on where it ended."""
+    from .uploads import upload as run
+
+    run(path, url, rate, delete_local, as_json)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def serve(
     streams: Annotated[
         list[Path], typer.Argument(help="The streams of captures.", metavar="STREAM...")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from shlex import quote
 
 import numpy as np
@@ -111,7 +109,7 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
             ("squared error over squares", f"{error:.2g}" if math.isfinite(error) else None),
             ("first tensor to last", units.seconds(found.seconds) if found.seconds else None),
             ("captured", f"{units.size(rate)} a second" if found.ratio and rate > 0 else None),
-            ("last written", _written(found.path)),
+            ("last written", f"{reader._written:%Y-%m-%d %H:%M:%S} UTC"),
             ("checkpoint", found.checkpoint),
             ("capture id", found.capture_id),
         ]
@@ -146,8 +144,3 @@ def _in_part(reader: ActivationReader) -> dict[str, int]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-
-
-def _written(path: str) -> str:
-    seconds = os.stat(path).st_mtime
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -20,6 +20,7 @@ from ..analysis.reader import ActivationReader
 from ..analysis.rows import NotTokenAlignedError
 from ..core._atomic import typed_errors
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ..storage import check_local
 from ._against import compared, comparison_parts
 from ._features import feature_parts
 from ._layers import layer_tables
@@ -109,11 +110,14 @@ def write_report(
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such stream, other file, or folder.
         CorruptError: (a ValueError) a file is something else. Damaged packets are told on the page.
-        InvalidArgumentError: (a ValueError) ``out`` is another file; there is no such step; the
-            tokenizer or the model does not fit the capture; the captures have no layer in common.
+        InvalidArgumentError: (a ValueError) ``out`` is another file, or is missing for a URL; there
+            is no such step; the tokenizer or the model does not fit the capture; the captures have
+            no layer in common.
         MissingExtraError: matplotlib or pandas is not installed; the extra "report" brings both.
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """
+    if out is None:
+        check_local(stream, "give out= a file for the report")
     target = Path(f"{os.fspath(stream)}{_ENDING}" if out is None else out)
     _check_target(target, overwrite)
     wanted = _Wanted(
@@ -215,7 +219,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
             "Difference": _difference(reader, wanted, progress),
             "Features": _features(wanted),
             "Circuit": _circuit(wanted),
-            "Over time": probe_parts(stream),
+            "Over time": probe_parts(reader._file),
             "Block devices": () if wanted.probes is None else device_parts(wanted.probes),
             "Memory trace": () if wanted.trace is None else trace_parts(wanted.trace),
             "How this page was made": _origin(about, found),

@@ -94,7 +94,7 @@ def write_timeline(
         packets = Packets(reader._catalogue)
         _check_times(reader.path, reader.info, packets)
         _check_target(target, overwrite)
-        counters = read_counters(reader.path)
+        counters = read_counters(reader._file)
         profiled = None if profiler is None else read_profiler(profiler)
         clock = _clock(counters, packets, profiled)
         metadata: Mapping[str, Any] = reader.token_metadata or {}
