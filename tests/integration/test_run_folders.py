@@ -349,6 +349,9 @@ def damaged(folder: Path, how: str) -> str:
         size = stream.stat().st_size
         stream.write_bytes(stream.read_bytes()[:-7])
         return f"rank-00001.stream has {size - 7} bytes, not {size}"
+    if how == "bytes":
+        stream.write_bytes(b"#!/bin/sh\n" * 20)
+        return "rank-00001.stream"
     if how == "packet":
         content = bytearray(stream.read_bytes())
         content[-3] ^= 255
@@ -365,7 +368,9 @@ def damaged(folder: Path, how: str) -> str:
     return "neither manifest nor rank files list rank-00009.stream"
 
 
-@pytest.mark.parametrize("how", ["missing", "size", "packet", "beside", "index", "strange"])
+@pytest.mark.parametrize(
+    "how", ["missing", "size", "bytes", "packet", "beside", "index", "strange"]
+)
 def test_verify_names_the_file(folder, how):
     told = damaged(folder, how)
     code, output = strap("verify", folder)

@@ -9,7 +9,7 @@ from .._files import sha256_file
 from .._native import Reader, capture_id_of
 from ..core.run_folder import ShardFolder
 from ..core.run_records import RunRecord, Shard
-from ..errors import NotFoundError, RunFolderError
+from ..errors import CorruptError, NotFoundError, RunFolderError
 from ._joined import Stream
 
 __all__ = ["RunStreams"]
@@ -36,6 +36,7 @@ class RunStreams:
         self._folder = ShardFolder(path)
         self._ignore_index = ignore_index
         self._opened: set[str] = set()
+        self._unreadable: dict[str, str] = {}  # why a stream cannot be read, by its name
         self.run = self._read()
 
     def _read(self) -> RunRecord:
@@ -50,17 +51,24 @@ class RunStreams:
     def opened(self) -> Sequence[Stream]:
         """Opens the streams that it has not opened yet, by rank and segment.
 
+        A stream of which nothing can be read is a problem of the folder.
+
         Raises:
+            NotFoundError: there is no stream that can be read.
             RunFolderError: a stream is of another run.
-            StrapError: a stream cannot be opened.
+            StrapError: a stream cannot be opened for another reason.
         """
         found: list[Stream] = []
         self.run = self._read()
         try:
             for shard in self.run.shards:
                 path = self._folder.path / shard.path
-                if shard.path not in self._opened and path.exists() and shard.capture_id:
+                if shard.path in self._opened or not shard.capture_id or not path.exists():
+                    continue
+                try:
                     found.append(Stream(self._open(shard), shard.rank))
+                except CorruptError as error:  # the other ranks are read all the same
+                    self._unreadable[shard.path] = str(error)
         except BaseException:
             for stream in found:
                 stream.native.close()
@@ -68,7 +76,8 @@ class RunStreams:
         self._opened |= {os.path.basename(stream.native.path) for stream in found}
         if not self._opened:
             missing = ", ".join(shard.path for shard in self.run.shards[:_TOLD])
-            raise NotFoundError(f"{self._folder.path} has no stream: {missing}: {self._states()}")
+            why = self._states() or "; ".join(self._unreadable.values())
+            raise NotFoundError(f"{self._folder.path} has no stream to read: {missing}: {why}")
         return found
 
     def _open(self, shard: Shard) -> Reader:
@@ -96,6 +105,7 @@ class RunStreams:
             for native, _ in streams
             if native.info.problem
         ]
+        found += self._unreadable.values()
         if not live:
             if not self.run.finished:
                 found.append("the run is unfinished: it has no manifest")
