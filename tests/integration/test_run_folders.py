@@ -183,7 +183,7 @@ def test_a_second_run_is_refused_before_anything_is_written(tmp_path):
     assert run(tmp_path, 2, "refused") == [0, 0], (tmp_path / "errors.txt").read_text()
     for rank in range(2):
         told = (tmp_path / f"error-{rank}.txt").read_text()
-        assert "holds another run, with manifest.json" in told
+        assert "holds another run, with " in told  # rank 0 may still wait with the manifest
         assert "overwrite=True" in told
     with ActivationReader(tmp_path / "run") as reader:
         assert len(reader["0"]) == 6

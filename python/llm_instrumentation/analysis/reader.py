@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
+from ..core.run_folder import is_run_folder
 from ..core.run_records import RunRecord
 from ..core.token_files import load_token_metadata
 from ..errors import (
@@ -141,7 +142,7 @@ class ActivationReader:
 
     def _open(self, ignore_index: bool) -> Reader | JoinedReader:
         self._streams: RunStreams | None = None
-        if not os.path.isdir(self.path):
+        if not (os.path.isdir(self.path) and is_run_folder(self.path)):
             return Reader(self.path, ignore_index=ignore_index)
         self._streams = RunStreams(self.path, ignore_index=ignore_index)
         return JoinedReader(self.path, self._streams)

@@ -42,9 +42,13 @@ _RANK_FILE = re.compile(r"rank-(\d{5,9})\.json")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a path means a run folder: it ends in a separator, or is an existing folder."""
+    """Whether a path means a run folder: it ends in a separator, or is an existing folder.
+
+    A folder with the name of a stream is none: that name was meant for a file.
+    """
     text = os.fspath(path)
-    return text.endswith(os.sep) or os.path.isdir(text)
+    named_as_file = text.endswith((".stream", ".archive"))
+    return text.endswith(os.sep) or (os.path.isdir(text) and not named_as_file)
 
 
 class ShardFolder:
