@@ -21,6 +21,7 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "OutOfMemoryError",
+    "RunFolderError",
     "StrapError",
     "StrapIOError",
     "StrapPermissionError",
@@ -104,6 +105,10 @@ class ForkedError(StrapError, RuntimeError):
 
 class InternalError(StrapError, RuntimeError):
     """A bug in libstrap. The capture in which it happened has stopped."""
+
+
+class RunFolderError(StrapError, ValueError):
+    """The files of a run folder do not fit together; the message names the file and a way out."""
 
 
 class CaptureError(StrapError, RuntimeError):

@@ -13,6 +13,7 @@ from ..errors import StrapError
 if TYPE_CHECKING:
     from .._native import Reader
     from ._catalogue import Catalogue
+    from ._joined import JoinedReader
 
 __all__ = ["Ahead", "Decoded"]
 
@@ -51,7 +52,7 @@ class Ahead:
 
     __slots__ = ("_catalogue", "_chunk", "_lock", "_native", "_next", "_rows", "_want")
 
-    def __init__(self, native: Reader, catalogue: Catalogue, rows: Rows) -> None:
+    def __init__(self, native: Reader | JoinedReader, catalogue: Catalogue, rows: Rows) -> None:
         self._native = native
         self._catalogue = catalogue
         self._rows = rows

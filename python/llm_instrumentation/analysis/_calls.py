@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,13 +15,27 @@ from ..errors import CorruptError
 from ._columns import plain
 from .rows import NoCallsError, NotTokenAlignedError
 
-__all__ = ["Calls", "Chosen"]
+__all__ = ["Calls", "CallsOf", "Chosen"]
 
 Ints = npt.NDArray[np.int64]
 _Found = TypeVar("_Found")
 
 # The columns with one value for a row. The others have a list with a value for each token.
 _OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels"]
+
+
+class CallsOf(NamedTuple):
+    """The calls of one stream.
+
+    Attributes:
+        path: the stream.
+        capture_id: the id of its capture; None: any.
+        rank: the rank whose activations the calls belong to; None: any, for a single stream.
+    """
+
+    path: str
+    capture_id: str | None
+    rank: int | None = None
 
 
 class Chosen(NamedTuple):
@@ -77,21 +91,27 @@ class _Lists:
 
 
 class Calls:
-    """The rows of a calls file.
+    """The rows of the calls files of a capture.
 
     Args:
-        path: the stream.
-        capture_id: the id of its capture; None: any.
-        shown: the stream's name in messages; None: the path.
+        path: the capture, for messages.
+        streams: the streams of the capture. Those without a calls file have no rows.
 
     Raises:
+        NoCallsError: no stream has a calls file.
         CorruptError: the list of encoders is damaged.
     """
 
-    def __init__(self, path: str, capture_id: str | None, *, shown: str | None = None) -> None:
-        self._path, self._capture_id = path, capture_id
-        self._shown = path if shown is None else shown
-        table = self._table = self._there(read_calls(path, capture_id, _OF_ROWS))
+    def __init__(self, path: str, streams: Sequence[CallsOf]) -> None:
+        self._path = path
+        found = [(one, read_calls(one.path, one.capture_id, _OF_ROWS)) for one in streams]
+        # Each stream with calls, and how many rows of it count.
+        self._streams = [(one, its.num_rows) for one, its in found if its is not None]
+        tables = [its for _, its in found if its is not None]
+        table = self._table = self._there(pa.concat_tables(tables) if tables else None)
+        self._ranks = max((one.rank + 1 for one in streams if one.rank is not None), default=0)
+        ranks = [-1 if one.rank is None else one.rank for one, _ in self._streams]
+        self._rank = np.repeat(ranks, [rows for _, rows in self._streams])
         metadata = table.schema.metadata or {}
         try:
             self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
@@ -122,13 +142,24 @@ class Calls:
         found = self._lists.get(name)
         if found is None:
             # Lists have a value for each token, so they are read one by one, and only if needed.
-            opened = self._there(open_calls(self._path, self._capture_id))
-            found = self._lists[name] = _Lists(name, *opened)
-            del opened
+            found = self._lists[name] = _Lists(name, *self._batches())
             pa.default_memory_pool().release_unused()
             if len(found.lengths) < self._table.num_rows:
-                raise CorruptError(f"the calls file of {self._shown} was replaced by a shorter one")
+                raise CorruptError(f"the calls file of {self._path} was replaced by a shorter one")
         return found
+
+    def _batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The batches of all streams, as many rows as the table has."""
+        opened = [self._there(open_calls(one.path, one.capture_id)) for one, _ in self._streams]
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for (_, its), (_, rows) in zip(opened, self._streams, strict=True):
+                left = rows  # the capture may have written more since
+                for batch in its:
+                    yield batch[:left]
+                    left -= min(left, len(batch))
+
+        return opened[0][0], batches()
 
     def forget(self, name: str | None = None) -> None:
         """Frees the memory of a column of lists, or of all, until it is needed again."""
@@ -138,8 +169,8 @@ class Calls:
     def _there(self, found: _Found | None) -> _Found:
         if found is None:
             raise NoCallsError(
-                f"{self._shown} does not say what the model was given, because "
-                f"{self._shown}.calls is missing or of another capture: "
+                f"{self._path} does not say what the model was given, because "
+                f"{self._path}.calls is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         return found
@@ -177,7 +208,7 @@ class Calls:
         found: npt.NDArray[Any] = numbers[rows] if texts is None else texts[numbers[rows]]
         return found
 
-    def of_layer(self, model: str, layer: str, steps: Ints) -> Chosen:
+    def of_layer(self, model: str, layer: str, steps: Ints, ranks: Ints) -> Chosen:
         """The calls to which the activations of a layer belong.
 
         A step may have several calls, of modules side by side. A layer belongs to the call of a
@@ -187,6 +218,7 @@ class Calls:
             model: the model's name in the index.
             layer: the module's name.
             steps: the step of each activation.
+            ranks: the rank of each activation.
 
         Raises:
             NotTokenAlignedError: a step has several calls that contain the layer.
@@ -194,9 +226,10 @@ class Calls:
         inside = np.array([_holds(entry, layer) for entry in self._entries], np.bool_)
         right = np.array([name == model for name in self._models], np.bool_)
         of = np.flatnonzero(right[self._model] & inside[self._entry])
-        of = of[np.argsort(self._step[self._first[of]], kind="stable")]
-        step = self._step[self._first[of]]
-        begins, ends = (np.searchsorted(step, steps, side) for side in ("left", "right"))
+        given = self._keys(self._step[self._first[of]], self._rank[self._first[of]])
+        order = np.argsort(given, kind="stable")
+        of, given, wanted = of[order], given[order], self._keys(steps, ranks)
+        begins, ends = (np.searchsorted(given, wanted, side) for side in ("left", "right"))
         if len(several := steps[ends - begins > 1]):
             raise NotTokenAlignedError(
                 f"step {several[0]} has several calls of modules that contain {layer!r}: its "
@@ -210,6 +243,10 @@ class Calls:
         first[found], rows[found] = self._first[call], self._rows[call]
         tokens[found] = positions.lengths[self._first[call]]
         return Chosen(first, rows, tokens, decoder)
+
+    def _keys(self, steps: Ints, ranks: Ints) -> Ints:
+        """A number for each pair of step and rank; the step alone for a single stream."""
+        return steps * self._ranks + ranks if self._ranks else steps
 
     def shares(self, model: str, layer: str) -> bool:
         """Whether both the encoder and the decoder of a model use the layer's module."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from .._native import Reader
+
+if TYPE_CHECKING:
+    from ._joined import JoinedReader
 
 __all__ = ["Columns", "Ints", "Shapes", "Texts", "distinct", "plain"]
 
@@ -30,7 +33,7 @@ class Columns:
     of integers takes 1 to 8 bytes a row, and a column of texts 1 to 4.
     """
 
-    def __init__(self, native: Reader) -> None:
+    def __init__(self, native: Reader | JoinedReader) -> None:
         self._native = native
         self._lock = threading.RLock()
         self._rest: pa.RecordBatchReader | None = None  # the index after the reader was closed

@@ -70,7 +70,10 @@ def _unsettled(snapshot: Snapshot) -> tuple[list[int], list[int]]:
         get a float32 twin.
     """
     catalogue = snapshot.catalogue
-    threads = catalogue.numbers("thread")
+    ranks = catalogue.numbers("rank")
+    # Threads of several ranks may have one id, on several machines.
+    threads = catalogue.numbers("thread").astype(np.uint64) * np.uint64(ranks.max(initial=0) + 1)
+    threads += ranks.astype(np.uint64)
     number, count = catalogue.numbers("part"), catalogue.numbers("parts")
     transforms, names = catalogue.texts("transform")
     is_twin = transforms == names.index(TWIN_TRANSFORM) if TWIN_TRANSFORM in names else None

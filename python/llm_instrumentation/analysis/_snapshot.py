@@ -20,6 +20,8 @@ from ._elements import dtype_name, element_size, from_storage, storage_dtype, to
 if TYPE_CHECKING:
     import torch
 
+    from ._joined import JoinedReader
+
 __all__ = ["Snapshot", "StoredForm"]
 
 _CALL_BYTES = 64 << 20  # decoded by one call of the library; signals are handled in between
@@ -53,7 +55,7 @@ class Snapshot:
         closed: values can no longer be read.
     """
 
-    def __init__(self, path: str, native: Reader, first: int = 0) -> None:
+    def __init__(self, path: str, native: Reader | JoinedReader, first: int = 0) -> None:
         self.path = path
         self.native = native
         self.first = first

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .._native import DTYPE_SIZES
+from ..core.run_records import Clock, Shard
 from ..core.token_files import TokenFileError
 from ._catalogue import TWIN_SUFFIX, Catalogue
 from ._columns import Ints, distinct
@@ -125,7 +126,12 @@ class CaptureSummary:
         source_dtypes, stored_dtypes, codecs: number of packets of each, the most frequent first.
         raw_bytes, stored_bytes, ratio: as in `LayerSummary`.
         file_bytes: length of the stream file.
-        seconds: from the first tensor to the last; None if no time is known.
+        seconds: from the first tensor to the last; None if no time is known. Of a run on several
+            machines it is the longest of a machine.
+        world_size: processes of the run; None: it is one stream.
+        mesh: names and shape of the run's device mesh; None if unknown.
+        hosts: the clocks of the run's machines; empty for one stream.
+        shards: the streams of the run; empty for one stream.
     """
 
     path: str
@@ -152,6 +158,10 @@ class CaptureSummary:
     ratio: float | None
     file_bytes: int
     seconds: float | None
+    world_size: int | None
+    mesh: dict[str, Any] | None
+    hosts: tuple[Clock, ...]
+    shards: tuple[Shard, ...]
 
 
 def summary(reader: ActivationReader) -> CaptureSummary:
@@ -161,15 +171,14 @@ def summary(reader: ActivationReader) -> CaptureSummary:
     catalogue.columns.load("time_ns", "length", "model", "source_dtype", "codec", "shape")
     listed = _packet_rows(catalogue, rows)
     raw, stored = tensor_bytes(catalogue, rows), _stored_bytes(view)
-    times = catalogue.numbers("time_ns")[rows]
-    times = times[times >= 0]
+    times, ranks = catalogue.numbers("time_ns")[rows], catalogue.numbers("rank")[rows]
     tokens, problem = None, ""
     try:
         if (metadata := reader.token_metadata) is not None:
             tokens = int(metadata["total_tokens"])
     except TokenFileError as error:
         problem = str(error)
-    checkpoint = f"{reader._file}.ckpt.json"
+    checkpoint, run = f"{reader._file}.ckpt.json", reader.run
     return CaptureSummary(
         path=reader.path,
         state=_state(reader),
@@ -194,8 +203,20 @@ def summary(reader: ActivationReader) -> CaptureSummary:
         stored_bytes=int(stored.sum()),
         ratio=_ratio(int(raw[raw >= 0].sum()), int(stored[raw >= 0].sum())),
         file_bytes=reader.info.file_bytes,
-        seconds=int(times.max() - times.min()) / 1e9 if len(times) else None,
+        seconds=_seconds(times, ranks, () if run is None else run.hosts),
+        world_size=None if run is None else run.world_size,
+        mesh=None if run is None else run.mesh,
+        hosts=() if run is None else run.hosts,
+        shards=() if run is None else run.shards,
     )
+
+
+def _seconds(times: Ints, ranks: Ints, hosts: Sequence[Clock]) -> float | None:
+    """From the first time to the last. Those of several machines have nothing in common."""
+    of_hosts = [times[np.isin(ranks, host.ranks)] for host in hosts] or [times]
+    known = [its[its >= 0] for its in of_hosts]
+    spans = [int(its.max() - its.min()) / 1e9 for its in known if len(its)]
+    return max(spans, default=None)
 
 
 def _state(reader: ActivationReader) -> str:

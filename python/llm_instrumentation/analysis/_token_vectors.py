@@ -123,7 +123,8 @@ class TokenVectors:
                 f"{self.layer!r} is used by the encoder and the decoder of {self.model!r}: its "
                 "tensors do not say of which text they are"
             )
-        chosen = self._calls.of_layer(self.model, self._module, steps)
+        ranks = self.snapshot.catalogue.numbers("rank")[activations].astype(np.int64)
+        chosen = self._calls.of_layer(self.model, self._module, steps, ranks)
         if (chosen.first < 0).all():
             raise NoCallsError(
                 f"the calls file of {self.snapshot.path} has no call for {self.layer!r}: "

@@ -101,6 +101,8 @@ class _Reading:
             if progress is not None:
                 progress(gone, total)
         problem = self._reader.problem
+        if (streams := self._reader._streams) is not None and (wrong := streams.verify()):
+            problem = f"{problem}; {wrong}" if problem else wrong
         return Verification(
             path=self._reader.path,
             intact=not damaged and not problem,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core import last_position, sampling
+from ..core import dtensors, last_position, sampling
 from ..errors import CorruptError, InvalidArgumentError
 from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
 from ._elements import (
@@ -135,7 +135,8 @@ class Activation:
     def transform(self) -> str | None:
         """The name of the change that the values went through before they were stored, or None.
 
-        "sample" and "last_position" are of this package; a capturing program may use other names.
+        "sample", "last_position" and "dtensor" are of this package; a capturing program may use
+        other names.
         """
         transform = self._text("transform")
         return None if transform == TWIN_TRANSFORM else transform
@@ -301,6 +302,16 @@ class Activation:
         return self._ahead.at(self._place)
 
     @property
+    def place(self) -> dtensors.LocalPlace | None:
+        """Where the values belong in a DTensor of which the rank holds a part; None: whole."""
+        if self.transform != dtensors.TRANSFORM:
+            return None
+        try:
+            return dtensors.place_from_parameters(self.parameters or "", self.shape or ())
+        except ValueError as error:
+            raise CorruptError(f"{self.name!r} (row {self.row} of the index): {error}") from error
+
+    @property
     def positions(self) -> npt.NDArray[np.int64] | None:
         """Row-major places in the source of a sample's or last position's values; None if whole."""
         part = self._part()
@@ -309,6 +320,8 @@ class Activation:
     @property
     def source_shape(self) -> tuple[int, ...] | None:
         """Shape of the captured tensor, even if only a part of it is stored."""
+        if (place := self.place) is not None:
+            return place.shape
         part = self._part()
         return self.shape if part is None else part[1]
 

@@ -210,7 +210,8 @@ def _tokens(
     steps = np.array([-1 if a.step is None else a.step for a in used])
     try:
         calls = reader._calls_of_capture()
-        chosen = calls.of_layer(used[0].model, used[0].layer, steps)
+        ranks = np.array([a.rank for a in used])
+        chosen = calls.of_layer(used[0].model, used[0].layer, steps, ranks)
     except (NoCallsError, NotTokenAlignedError):
         return numbers, places
     if (chosen.first < 0).any() or chosen.tokens.sum() != count:

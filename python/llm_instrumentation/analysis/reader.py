@@ -30,6 +30,8 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
+from ..core.run_folder import is_run_folder
+from ..core.run_records import RunRecord
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
@@ -38,7 +40,7 @@ from ..errors import (
 )
 from ..storage import RemoteReader, StorageOptions, open_reader, url_of
 from ._ahead import Ahead
-from ._calls import Calls
+from ._calls import Calls, CallsOf
 from ._catalogue import Alike
 from ._elements import (
     dtype_name,
@@ -50,7 +52,10 @@ from ._elements import (
     torch_dtype,
 )
 from ._follow import windows
+from ._joined import JoinedReader
+from ._parts import joined
 from ._progress import Progress
+from ._run_folder import RunStreams
 from ._selection import Selector, among, bounds
 from ._snapshot import Snapshot, StoredForm
 from ._token_vectors import TokenVectors
@@ -141,8 +146,12 @@ class ActivationReader:
             raise
         self._tell(self._snapshot, stacklevel=3)
 
-    def _open(self, ignore_index: bool) -> Reader:
-        return open_reader(self.path, ignore_index=ignore_index, options=self._storage)
+    def _open(self, ignore_index: bool) -> Reader | JoinedReader:
+        self._streams: RunStreams | None = None
+        if not (os.path.isdir(self.path) and is_run_folder(self.path)):
+            return open_reader(self.path, ignore_index=ignore_index, options=self._storage)
+        self._streams = RunStreams(self.path, ignore_index=ignore_index)
+        return JoinedReader(self.path, self._streams)
 
     @property
     def _file(self) -> str:
@@ -282,6 +291,38 @@ class ActivationReader:
                 )
         return view.select(steps=steps, tokens=tokens, calls=calls, requests=requests)
 
+    def joined(
+        self,
+        layer: str,
+        step: int | None = None,
+        *,
+        call: int | None = None,
+        dim: int | None = None,
+        dtype: Any = None,
+    ) -> torch.Tensor:
+        """One tensor of all ranks: what each holds of it, put together.
+
+        The parts of a DTensor go where the index says. Of a tensor that all ranks have, it is the
+        one they have.
+
+        Args:
+            layer: the layer's name.
+            step: the step; None: the layer has one.
+            call: the call of the module in its step; None: the module has one.
+            dim: the dimension along which the ranks' plain tensors are joined, in the order of the
+                ranks. The index does not know it of an output that a module returns as a local
+                tensor. Not for parts of a DTensor.
+            dtype: as in `Activation.to_torch`.
+
+        Raises:
+            UnknownActivationError: (a KeyError) there is no such activation.
+            InvalidArgumentError: (a ValueError) the index does not say how the parts fit: the ranks
+                have other values and `dim` is None, several activations of a rank fit, or the parts
+                are partial sums.
+            NotFoundError: a part is missing.
+        """
+        return joined(self[layer].select(steps=step, calls=call), layer, dim, dtype)
+
     def rows(
         self,
         layer: str,
@@ -330,14 +371,31 @@ class ActivationReader:
 
     @property
     def capture_id(self) -> str | None:
-        """The id of the capture, which no other has; None: the index has none, or is missing."""
-        return capture_id_of(self._file)
+        """The id of the capture, which no other has; of a run folder that of the run.
+
+        None: the index has none, or is missing.
+        """
+        return capture_id_of(self._file) if self.run is None else self.run.run_id
+
+    @property
+    def run(self) -> RunRecord | None:
+        """What the manifest or the rank files of a run folder say; None: it reads one stream.
+
+        `run.shards` are the streams, by rank.
+        """
+        return None if self._streams is None else self._streams.run
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
             if isinstance(native := self._snapshot.native, RemoteReader):
                 native.fetch_calls()
-            self._calls = Calls(self._file, self.capture_id, shown=self.path)
+            streams = [CallsOf(self._file, self.capture_id)]
+            if self.run is not None:
+                streams = [
+                    CallsOf(os.path.join(self.path, shard.path), shard.capture_id, shard.rank)
+                    for shard in self.run.shards
+                ]
+            self._calls = Calls(self.path, streams)
         return self._calls
 
     def _fitting(self, pattern: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 from .._json import plain
 from .._native import Reader, capture_id_of
 from .._pages import units
+from ..analysis._joined import JoinedReader
 from ..analysis._statistics import statistics
 from ..analysis._summary import (
     CaptureSummary,
@@ -25,7 +27,7 @@ from ..analysis._verify import verify as verify_all
 from ..analysis.activation import Activation
 from ..analysis.reader import ActivationReader, ActivationView, UnknownActivationError
 from ..analysis.salvage import salvage as salvage_all
-from ..errors import CorruptError, InvalidArgumentError
+from ..errors import CorruptError, InvalidArgumentError, RunFolderError
 from .console import facts, print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
 from .opening import Opening
@@ -44,7 +46,10 @@ class _OpenedAhead(ActivationReader):
         self._opening = opening
         super().__init__(opening.path, warn=warn)
 
-    def _open(self, ignore_index: bool) -> Reader:
+    def _open(self, ignore_index: bool) -> Reader | JoinedReader:
+        if self._opening.path.is_dir():
+            return super()._open(ignore_index)
+        self._streams = None
         return self._opening.reader()
 
 
@@ -54,7 +59,8 @@ def open_capture(
     """Opens a reader of the stream.
 
     Raises:
-        CommandError: it is a damaged capture, and no packet of it can be read.
+        CommandError: it is a damaged capture, and no packet of it can be read; or a run folder
+            whose files do not fit together.
         CorruptError: it is no capture.
     """
     path = stream.path if isinstance(stream, Opening) else stream
@@ -62,6 +68,8 @@ def open_capture(
         if isinstance(stream, Opening):
             return _OpenedAhead(stream, warn=warn)
         return ActivationReader(path, warn=warn, dtypes=dtypes)
+    except RunFolderError as error:
+        raise CommandError(ExitCode.DAMAGED, str(error)) from error
     except CorruptError as error:
         if capture_id_of(path) is None:
             raise
@@ -74,6 +82,8 @@ def damaged(stream: Path, error: CorruptError) -> CommandError:
 
 
 def _way_out(stream: Path) -> str:
+    if stream.is_dir():
+        return "strap salvage copies what is intact of one of its streams to a new one"
     return f"strap salvage {shlex.quote(str(stream))} copies what is intact to a new stream"
 
 
@@ -97,6 +107,8 @@ def _page(found: CaptureSummary) -> dict[str, str]:
         "damaged": f"damaged: {found.problem}",
     }
     page = {"capture": shown(found.path), "state": states[found.state]}
+    if found.world_size is not None:
+        page |= _of_run(found)
     if found.state == "running" and found.problem:
         page["problem"] = found.problem
     if found.models:
@@ -128,6 +140,32 @@ def _page(found: CaptureSummary) -> dict[str, str]:
     if found.capture_id is not None:
         page["capture id"] = shown(found.capture_id)
     return page
+
+
+def _of_run(found: CaptureSummary) -> dict[str, str]:
+    """What is told of a run folder alone."""
+    page = {"ranks": f"{found.world_size:,}"}
+    if found.mesh is not None:
+        names, sizes = found.mesh.get("names"), found.mesh.get("shape", ())
+        axes = zip(names, sizes, strict=False) if names else ((None, size) for size in sizes)
+        page["mesh"] = " x ".join(f"{name} {size}" if name else f"{size}" for name, size in axes)
+    for state, its in itertools.groupby(
+        sorted(found.shards, key=lambda shard: shard.state), lambda shard: shard.state
+    ):
+        page[state] = _ranks([(shard.rank, shard.reason) for shard in its])
+    page["hosts"] = ", ".join(f"{shown(host.host)} ({len(host.ranks)})" for host in found.hosts)
+    if len(found.hosts) > 1:
+        page["clocks"] = "each host has its own: times of ranks on several hosts are not compared"
+    return page
+
+
+def _ranks(shards: Sequence[tuple[int, str]]) -> str:
+    told = [
+        f"rank {rank}" + (f": {shown(reason)}" if reason else "") for rank, reason in shards[:_TOLD]
+    ]
+    if (more := len(shards) - _TOLD) > 0:
+        told.append(f"{more:,} more")
+    return ", ".join(told)
 
 
 def _span(first: int | None, last: int | None) -> str:

@@ -19,6 +19,7 @@ from .config import InstrumentationConfig
 from .labels import annotate
 from .ranks import path_of_rank
 from .recorder import Recorder
+from .run_member import stream_of
 from .scope import Scope, scoped
 from .stats import CaptureStats
 from .token_files import check_token_places, finished_state, load_token_metadata
@@ -146,15 +147,22 @@ class InstrumentationFramework:
             or resume_from_checkpoint
         ):
             raise ValueError("checkpoints and resuming need track_per_token=True")
-        path = path_of_rank(output_path)
         if checkpoint_path is not None:
             checkpoint_path = path_of_rank(checkpoint_path)
         if not self._models:
             warn(
-                f"no model is instrumented: the capture to {path} will have no activations. Call "
-                "instrument_model first"
+                f"no model is instrumented: the capture to {os.fspath(output_path)} will have no "
+                "activations. Call instrument_model first"
             )
-        with scoped(scope) as mine:
+        place = stream_of(
+            output_path,
+            self.config,
+            self._models,
+            overwrite=overwrite,
+            resume=resume_from_checkpoint,
+        )
+        with scoped(scope) as mine, place as stream:
+            path = stream.path
             earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
             tracker, state, had_ended = None, None, False
             if track_per_token:
@@ -207,6 +215,7 @@ class InstrumentationFramework:
             self._recorders.append(recorder)
             self._latest = recorder
             try:
+                stream.opened(recorder)
                 if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
                     # Until the first interval a crash cuts back to this checkpoint.
                     tracker.checkpoint()

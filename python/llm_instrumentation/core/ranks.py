@@ -34,6 +34,6 @@ def path_of_rank(path: str | os.PathLike[str]) -> str:
     if ranks > 1 and RANK not in text:
         raise InvalidArgumentError(
             f"{ranks} processes would capture to {text!r}: put {RANK} where the number of the "
-            f"process belongs, as in 'run-{RANK}.stream'"
+            f"process belongs, as in 'run-{RANK}.stream', or name a folder for all, as in 'run/'"
         )
     return text.replace(RANK, str(rank))

@@ -14,6 +14,8 @@ from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from .components import components_of
 from .config import HookGranularity, InstrumentationConfig
+from .dtensors import TRANSFORM as DTENSOR
+from .dtensors import local_of
 from .last_position import TRANSFORM as LAST_POSITION
 from .last_position import last_position
 from .last_position import parameters_json as last_position_json
@@ -252,7 +254,13 @@ class ModuleTensors:
                     raise UnsupportedError(str(error)) from error
                 except OutOfMemoryError as error:  # there are too many names
                     raise UnsupportedError(str(error)) from error
-                if parts or not tensor.is_cpu:
+                if type(tensor) not in PLAIN and (local := local_of(tensor)) is not None:
+                    transform = None if local.parameters is None else DTENSOR.encode()
+                    sink.put(
+                        layer, local.tensor, when,
+                        transform=transform, parameters=local.parameters,
+                    )  # fmt: skip
+                elif parts or not tensor.is_cpu:
                     sink.put(layer, tensor, when)
                 elif type(tensor) in PLAIN:
                     enqueue(tensor, *when)

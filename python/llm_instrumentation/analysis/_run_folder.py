@@ -1,0 +1,161 @@
+"""Which streams of a run folder are read, and what is wrong with the folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from .._files import sha256_file
+from .._native import Reader, capture_id_of
+from ..core.run_folder import ShardFolder
+from ..core.run_records import RunRecord, Shard
+from ..errors import CorruptError, NotFoundError, RunFolderError
+from ._joined import Stream
+
+__all__ = ["RunStreams"]
+
+_TOLD = 5  # at most so many faults of a kind are listed
+
+
+class RunStreams:
+    """Opens the streams of a run folder, and tells what is wrong with it.
+
+    Args:
+        path: the run folder.
+        ignore_index: find the packets by scanning the streams, without their indexes.
+
+    Attributes:
+        run: what the manifest or the rank files say.
+
+    Raises:
+        NotFoundError: there is no such folder, or nothing of a run in it.
+        RunFolderError: a file is damaged, or the files are of several runs.
+    """
+
+    def __init__(self, path: str, *, ignore_index: bool) -> None:
+        self._folder = ShardFolder(path)
+        self._ignore_index = ignore_index
+        self._opened: set[str] = set()
+        self._unreadable: dict[str, str] = {}  # why a stream cannot be read, by its name
+        self.run = self._read()
+
+    def _read(self) -> RunRecord:
+        run = self._folder.run()
+        if run is None:
+            raise NotFoundError(
+                f"{os.fspath(self._folder.path)!r} is a folder without a manifest or rank file: "
+                "give a stream, or the folder of a run"
+            )
+        return run
+
+    def opened(self) -> Sequence[Stream]:
+        """Opens the streams that it has not opened yet, by rank and segment.
+
+        A stream of which nothing can be read is a problem of the folder.
+
+        Raises:
+            NotFoundError: there is no stream that can be read.
+            RunFolderError: a stream is of another run.
+            StrapError: a stream cannot be opened for another reason.
+        """
+        found: list[Stream] = []
+        self.run = self._read()
+        try:
+            for shard in self.run.shards:
+                path = self._folder.path / shard.path
+                if shard.path in self._opened or not shard.capture_id or not path.exists():
+                    continue
+                try:
+                    found.append(Stream(self._open(shard), shard.rank))
+                except CorruptError as error:  # the other ranks are read all the same
+                    self._unreadable[shard.path] = str(error)
+        except BaseException:
+            for stream in found:
+                stream.native.close()
+            raise
+        self._opened |= {os.path.basename(stream.native.path) for stream in found}
+        if not self._opened:
+            missing = ", ".join(shard.path for shard in self.run.shards[:_TOLD])
+            why = self._states() or "; ".join(self._unreadable.values())
+            raise NotFoundError(f"{self._folder.path} has no stream to read: {missing}: {why}")
+        return found
+
+    def _open(self, shard: Shard) -> Reader:
+        path = self._folder.path / shard.path
+        if (its := capture_id_of(path)) not in (None, shard.capture_id):
+            raise RunFolderError(
+                f"{path} is a shard of another run: it holds capture {its}, and that of run "
+                f"{self.run.run_id} is {shard.capture_id}. Move it away to read the other ranks"
+            )
+        native = Reader(path, ignore_index=self._ignore_index)
+        if native.info.live and native.info.scanned and not self._ignore_index:
+            # Packets that the index does not list yet appear when it does, with shape and type.
+            native = native.follow() or native
+        return native
+
+    # ---- what is wrong --------------------------------------------------------
+
+    def problem(self, streams: Sequence[Stream], live: bool) -> str:
+        """The damage of the folder and of its streams; "": none.
+
+        While a process writes a stream, what the run lacks may still come and is not reported.
+        """
+        found = [
+            f"{os.path.basename(native.path)}: {native.info.problem}"
+            for native, _ in streams
+            if native.info.problem
+        ]
+        found += self._unreadable.values()
+        if not live:
+            if not self.run.finished:
+                found.append("the run is unfinished: it has no manifest")
+            found += filter(None, [self._states(), *self._differing()])
+        return "; ".join(found)
+
+    def _states(self) -> str:
+        """What is said of the shards that are not complete."""
+        return _listed(
+            f"rank {shard.rank} is {shard.state}" + (f" ({shard.reason})" if shard.reason else "")
+            for shard in self.run.shards
+            if shard.state != "complete"
+        )
+
+    def _differing(self) -> list[str]:
+        """What is there and should not be, or the other way round."""
+        there = {shard.path for shard in self._folder.streams()}
+        listed = {shard.path for shard in self.run.shards}
+        gone, sizes = [], []
+        for shard in self.run.shards:
+            if shard.state == "missing":
+                continue
+            if shard.path not in there:
+                gone.append(shard.path)
+            elif shard.size_bytes is not None:
+                size = (self._folder.path / shard.path).stat().st_size
+                if size != shard.size_bytes:
+                    sizes.append(f"{shard.path} has {size} bytes, not {shard.size_bytes}")
+        strange = sorted(there - listed)
+        return [
+            _listed(gone, "there is no "),
+            _listed(sizes),
+            _listed(strange, "neither manifest nor rank files list "),
+        ]
+
+    def verify(self) -> str:
+        """Compares the files beside the streams with their checksums; "": all are right."""
+        wrong = []
+        for shard in self.run.shards:
+            for file in shard.files:
+                path = self._folder.path / file.path
+                if not path.is_file():
+                    wrong.append(f"{file.path} is missing")
+                elif path.stat().st_size != file.size_bytes or sha256_file(path) != file.sha256:
+                    wrong.append(f"{file.path} is not the file that was written with its shard")
+        return _listed(wrong)
+
+
+def _listed(found: Iterable[str], before: str = "") -> str:
+    """The first faults, and the number of further ones; "": there are none."""
+    every = list(found)
+    more = f" and {len(every) - _TOLD} more" if len(every) > _TOLD else ""
+    return before + ", ".join(every[:_TOLD]) + more if every else ""
