@@ -23,12 +23,9 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "cycler", "datasets", "matplotlib", "memray", "networkx", "pandas", "plotly", "psutil",
-            "pydantic", "pydantic_core", "ray", "sae_lens", "safetensors", "scipy", "starlette",
-            "transformers", "uvicorn", "yaml",
             "cycler", "datasets", "google_crc32c", "matplotlib", "memray", "networkx", "obstore",
-            "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "sae_lens", "safetensors",
-            "scipy", "starlette", "transformers", "uvicorn", "yaml",
+            "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "ray", "sae_lens",
+            "safetensors", "scipy", "starlette", "transformers", "uvicorn", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)

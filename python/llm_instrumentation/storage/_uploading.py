@@ -1,4 +1,4 @@
-"""Uploads captures to object storage: at once, or while a run writes its segments."""
+"""Uploads captures to object storage: at once, or while a run writes its shards."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def upload(
 
 
 class Uploader:
-    """Uploads the sealed segments of a run folder in a thread, while a capture writes it::
+    """Uploads the complete shards of a run folder in a thread, while a capture writes it::
 
     with Uploader("run/", "s3://bucket/run/"):
         train()
 
-    A segment is sealed when a rank file lists it as complete. A failed upload is tried again, less
+    A shard is complete when a rank file says so. A failed upload is tried again, less
     and less often, and the capture goes on meanwhile. `close` sends what is left, then the rank
     files and the manifest.
 
@@ -75,7 +75,7 @@ class Uploader:
         url: the folder to upload to: "s3://bucket/run/".
         bytes_per_second: send no faster; None: no limit.
         memory_bytes: bytes of parts under way at most, at least one part.
-        delete_local: delete each segment, with the files beside it, once all of it is proven there.
+        delete_local: delete each shard, with the files beside it, once all of it is proven there.
         poll_s: seconds between two looks at the folder.
         options: how the store is reached; None: by the environment.
 
@@ -118,12 +118,12 @@ class Uploader:
         """Sends what is left, then rank files and manifest. A second call sends nothing.
 
         Args:
-            timeout_s: seconds to wait for the segment under way; None: until it is sent.
+            timeout_s: seconds to wait for the shard under way; None: until it is sent.
 
         Raises:
-            StorageError: the store did not take an object in time. No file of a segment that is not
+            StorageError: the store did not take an object in time. No file of a shard that is not
                 proven there is deleted; `upload` goes on with the rest.
-            InvalidStateError: the segment under way took longer than `timeout_s`, and was stopped.
+            InvalidStateError: the shard under way took longer than `timeout_s`, and was stopped.
             NotFoundError, CorruptError, CredentialsError: as of `upload`.
         """
         closed = self._closing.is_set()
