@@ -3,7 +3,7 @@
 Weights and texts are random. Memory is the peak of a process of its own, beside that of a process
 that makes one backward pass, in units of the residual stream, [batch, tokens, width] in float32.
 
-    python benchmarks/edges.py [--examples 8] [--tokens 24]
+    python benchmarks/edges.py [--examples 8] [--tokens 24] [--quick]
 """
 
 from __future__ import annotations
@@ -86,14 +86,18 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="a small model, and no memory")
     parser.add_argument("--peak", type=int, nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.peak:
         print_peak(*given.peak)
         return
+    if given.quick:
+        given.examples, given.tokens, given.rounds = 2, 8, 1
     head("Effects of edges", machine(Path(tempfile.gettempdir()), ("torch", "transformers")))
-    model, prompts = made(12, 12, 768, 50_257), pairs(given.examples, given.tokens, 50_257)
+    model = made(2, 4, 64, 50) if given.quick else made(12, 12, 768, 50_257)
+    prompts = pairs(given.examples, given.tokens, model.config.vocab_size)
     options = {"batch_size": given.examples}
     graph = edge_attribution(model, prompts, METRIC, confidence=None, **options)
     effects = np.random.default_rng(0).normal(size=(given.examples, len(graph.edges)))
@@ -110,6 +114,8 @@ def main() -> None:
     }
     print(f"\n{given.examples} texts of {given.tokens} tokens, {len(graph.edges):,} edges\n")
     print(table(["work", "time"], [[name, best(one, given.rounds)] for name, one in works.items()]))
+    if given.quick:
+        return
     two, eight, wide = beside(2, 8), beside(8, 8), beside(2, 32)
     print("\nMemory of EAP beside a backward pass, in residual streams:")
     print(f"{(eight - two) / 6:.1f} for each layer, {(wide - two) / 24:.1f} for each head of one")

@@ -166,9 +166,9 @@ FEATURES = {
         "from llm_instrumentation.interventions import Faithfulness\n"
         "one = (1.0,)\n"
         "Faithfulness(\n"
-        "    shares=one, edges=(4,), metric=one, faithfulness=one, without=(0.0,),\n"
+        "    shares=one, edges=(4,), values=one, faithfulness=one, without=(0.0,),\n"
         "    random=np.ones((1, 1)), cpr=1.0, cmd=0.0, random_cpr=1.0, clean=1.0, empty=0.0,\n"
-        "    name='metric', ablation='zero',\n"
+        "    metric='a logit', ablation='zero',\n"
         ").to_pandas()",
     ),
     "a page of a capture": (

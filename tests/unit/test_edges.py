@@ -250,7 +250,7 @@ def test_faithfulness_of_the_true_circuit():
     assert found.cpr == pytest.approx(three / 2 + 1 - three)
     assert found.cmd == pytest.approx(three / 2)
     assert list(found.to_pandas().columns) == [
-        "share", "edges", "metric", "faithfulness", "without", "random",
+        "share", "edges", "value", "faithfulness", "without", "random",
     ]  # fmt: skip
     assert "CPR" in repr(found)
 

@@ -94,7 +94,7 @@ class Faithfulness:
     Attributes:
         shares: of all edges of the graph, those with the largest effects, that were chosen.
         edges: how many of them stayed, because they are on a path from the input to the logits.
-        metric: of each circuit.
+        values: the metric of each circuit.
         faithfulness: of each circuit.
         without: the faithfulness of the model without the circuit: completeness. It is 0 if the
             circuit has all that matters.
@@ -104,13 +104,13 @@ class Faithfulness:
         cmd: integrated circuit-model distance: the area between `faithfulness` and 1. 0 is best.
         random_cpr: the mean area of the random circuits.
         clean, empty: the metric of the model, and of the empty circuit.
-        name: of the metric.
+        metric: its name.
         ablation: of the edges outside of the circuits.
     """
 
     shares: tuple[float, ...]
     edges: tuple[int, ...]
-    metric: tuple[float, ...]
+    values: tuple[float, ...]
     faithfulness: tuple[float, ...]
     without: tuple[float, ...]
     random: Floats
@@ -119,17 +119,17 @@ class Faithfulness:
     random_cpr: float
     clean: float
     empty: float
-    name: str
+    metric: str
     ablation: Ablation
 
     def __repr__(self) -> str:
         return (
-            f"<Faithfulness of {self.name}, {len(self.shares)} sizes: CPR {self.cpr:.3f} (random "
+            f"<Faithfulness of {self.metric}, {len(self.shares)} sizes: CPR {self.cpr:.3f} (random "
             f"{self.random_cpr:.3f}), CMD {self.cmd:.3f}>"
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row for each size: share, edges, metric, faithfulness, without, random (the mean).
+        """A row for each size: share, edges, value, faithfulness, without, random (the mean).
 
         Raises:
             MissingExtraError: pandas is not installed; the extra "report" brings it.
@@ -137,9 +137,15 @@ class Faithfulness:
         with extra("report", "to_pandas"):
             import pandas as pd
 
-        columns = ("edges", "metric", "faithfulness", "without")
-        table = {"share": self.shares, **{name: getattr(self, name) for name in columns}}
-        found: pd.DataFrame = pd.DataFrame({**table, "random": self.random.mean(axis=0)})
+        columns = {
+            "share": self.shares,
+            "edges": self.edges,
+            "value": self.values,
+            "faithfulness": self.faithfulness,
+            "without": self.without,
+            "random": self.random.mean(axis=0),
+        }
+        found: pd.DataFrame = pd.DataFrame(columns)
         return found
 
 
@@ -214,7 +220,7 @@ def faithfulness(
     return Faithfulness(
         shares=tuple(shares),
         edges=tuple(len(keys) for keys in chosen),
-        metric=tuple(means[2 : 2 + len(shares)].tolist()),
+        values=tuple(means[2 : 2 + len(shares)].tolist()),
         faithfulness=tuple(faithful.tolist()),
         without=tuple(without.tolist()),
         random=randoms,
@@ -223,7 +229,7 @@ def faithfulness(
         random_cpr=_area(shares, randoms.mean(axis=0)),
         clean=clean,
         empty=empty,
-        name=metric.name,
+        metric=metric.name,
         ablation=ablation,
     )
 

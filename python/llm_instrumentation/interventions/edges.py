@@ -281,7 +281,8 @@ def edge_patching(
         edges: which; texts as "m0->a1.h0<v>". One into a head without an input enters q, k and v
             at once. None: all edges of the model.
         direction: see `Direction`. The effect is the metric with the patch minus that of the run
-            that it is put into.
+            that it is put into. By default it is what `edge_attribution` estimates. (For nodes
+            `activation_patching` puts clean values into the corrupted run by default.)
         batch_size: examples that run together, each with one edge.
         confidence: of the intervals of the effects over the examples; None: without intervals.
         p_values: how the p-values of the edges are adjusted for their number, see `adjusted`; None:

@@ -54,7 +54,7 @@ class Effects:
         metric: the name of the metric.
         method: how the effects were found, as "activation patching".
         direction: "denoising": the metric without interventions is `corrupted`. "noising": it is
-            `clean`.
+            `clean`, as for ablations.
         model: the model's name.
     """
 

@@ -123,7 +123,8 @@ def ablation(
         batch_size: likewise.
         progress: likewise.
         edit: makes the edit of a site: `zero`, `mean`, `resample`, or with arguments
-            ``functools.partial(mean, of=reader)``. Without `of`, values are of the same batch.
+            ``functools.partial(mean, of=reader)``. Without `of`, values are of the same batch. The
+            mean of a capture is computed for each batch again: give a tensor if that takes long.
 
     Raises:
         InvalidArgumentError: (a ValueError) as for `activation_patching`, or `edit` makes no edit.
