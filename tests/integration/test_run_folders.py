@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    InstrumentationFramework,
+    capture_activations,
+)
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.reader import UnknownActivationError
+from llm_instrumentation.analysis.rows import NoCallsError
 from llm_instrumentation.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -224,6 +230,41 @@ def test_without_a_group_a_folder_is_a_run_of_rank_0(tmp_path):
         assert plain.run is None
         columns = ["step", "layer", "shape", "crc32c", "rank", "offset"]
         assert run.index.select(columns).equals(plain.index.select(columns))
+
+
+def test_a_run_without_calls_names_the_file(tmp_path):
+    capture(f"{tmp_path}/run/")
+    (tmp_path / "run" / "rank-00000.stream.calls").unlink()
+    with (
+        ActivationReader(tmp_path / "run") as reader,
+        pytest.raises(NoCallsError, match=r"run/rank-00000\.stream\.calls is missing"),
+    ):
+        reader.rows("0")
+
+
+def test_a_run_is_resumed_where_it_ended(tmp_path):
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    model = nn.Linear(6, 4)
+    framework.instrument_model(model)
+    runs = []
+    for first in (0, 2):
+        with (
+            torch.no_grad(),
+            framework.capture_activations(
+                f"{tmp_path}/run/", track_per_token=True, resume_from_checkpoint=bool(first)
+            ) as tracker,
+        ):
+            for step in range(first, first + 2):
+                model(torch.full((3, 6), float(step)))
+                tracker.record_token(step, f"t{step}")
+        with ActivationReader(tmp_path / "run") as reader:
+            runs.append(reader.run)
+            assert not reader.problem
+            assert reader.steps == tuple(range(first + 2))
+            outputs = [model(torch.full((3, 6), float(step))) for step in range(first + 2)]
+            assert torch.equal(reader[""].stack(), torch.stack(outputs).half())
+    assert runs[0].run_id == runs[1].run_id
+    assert [shard.state for shard in runs[1].shards] == ["complete"]
 
 
 def test_an_archive_and_the_secret_key_of_token_ids(tmp_path):

@@ -104,6 +104,7 @@ class Calls:
 
     def __init__(self, path: str, streams: Sequence[CallsOf]) -> None:
         self._path = path
+        self._missing = f"{streams[0].path}.calls" if streams else "the calls file"
         found = [(one, read_calls(one.path, one.capture_id, _OF_ROWS)) for one in streams]
         # Each stream with calls, and how many rows of it count.
         self._streams = [(one, its.num_rows) for one, its in found if its is not None]
@@ -170,7 +171,7 @@ class Calls:
         if found is None:
             raise NoCallsError(
                 f"{self._path} does not say what the model was given, because "
-                f"{self._path}.calls is missing or of another capture: "
+                f"{self._missing} is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         return found

@@ -37,7 +37,8 @@ def capture_activations(
 
     Args:
         model: the model; it is hooked inside the block only.
-        output_path: the stream file. None makes a name in ``output_dir``, which is created. The
+        output_path: the stream file, or a run folder: a path that ends in ``/``, or a folder.
+            None makes a name in ``output_dir``, which is created. The
             name joins prefix, model type, preset or codec, and time, without the parts that are
             off, and ends in ".stream", or in ".archive" for an archive. If the name exists, it
             gets a number, from 2 on.

@@ -105,10 +105,11 @@ class InstrumentationFramework:
         An exception of the block is passed on; everything captured before it is in the files.
 
         Args:
-            output_path: the stream file. Its index is ``{output_path}.index``. ``{rank}`` in the
-                path is replaced by the rank of this process; a process group of several processes
-                needs it. An earlier capture at the path is replaced, with its checkpoint and token
-                files, unless it is resumed. Processes that read the earlier stream keep it open.
+            output_path: the stream file. Its index is ``{output_path}.index``. A process group of
+                several processes needs ``{rank}`` in the path, which is replaced by the rank of
+                this process, or a run folder: a path that ends in ``/``, or a folder. An earlier
+                capture at the path is replaced, with its checkpoint and token files, unless it is
+                resumed. Processes that read the earlier stream keep it open.
             track_per_token: yield a tracker, and write its tokens beside the stream.
             checkpoint_interval_tokens: number of tokens after which the capture is made durable.
             checkpoint_path: the checkpoint's path; ``{output_path}.ckpt.json`` by default.
