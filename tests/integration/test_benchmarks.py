@@ -73,14 +73,15 @@ def test_a_quick_run_on_captures_shows_its_table(name, line, tmp_path):
     assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_quick_run_of_edges_shows_its_table(tmp_path):
+@pytest.mark.parametrize(("name", "line"), [("edges", "EAP "), ("trace_parts", "Ray ")])
+def test_a_quick_run_shows_its_table_only(name, line, tmp_path):
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "edges.py", "--quick"],
+        [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "\n| EAP " in done.stdout
+    assert f"\n| {line}" in done.stdout
 
 
 def test_a_quick_run_of_zstd_peers_shows_its_table(tmp_path):
