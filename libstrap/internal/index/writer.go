@@ -370,8 +370,19 @@ func (w *Writer) Follow(from, to string) (bool, error) {
 }
 
 // Close flushes, writes the end mark, and closes the file. It closes the file also if writing fails.
-func (w *Writer) Close() error {
+func (w *Writer) Close() error { return w.release(w.finish()) }
+
+// Seal is Close of an index that is made durable with its end mark before.
+func (w *Writer) Seal() error {
 	err := w.finish()
+	if err == nil {
+		err = w.Sync()
+	}
+	return w.release(err)
+}
+
+// release closes the file, and returns the first of err and its own errors.
+func (w *Writer) release(err error) error {
 	if cut := w.f.Truncate(w.end); cut != nil && err == nil { // frees the reserved disk space
 		err = status.FromOS(cut, "cannot cut the index %q to its length", w.path)
 	}

@@ -27,6 +27,7 @@ const (
 	packetEntry entryKind = iota // a packet in a region of the arena, or, on the inline lane, in a block of the stream
 	streamEntry                  // a packet whose elements come in pieces, through a feed
 	noteEntry                    // a row of the index without a packet
+	rollEntry                    // the entries behind it go to another segment
 )
 
 // entry is one entry of the order. The caller of Enqueue or Note fills it in, a worker or helper
@@ -34,7 +35,8 @@ const (
 type entry struct {
 	is    entryKind
 	row   wire.Row
-	shape []int64 // backs row.Shape
+	shape []int64  // backs row.Shape
+	next  *segment // of a rollEntry
 
 	// Of a packet.
 	layer     *layer

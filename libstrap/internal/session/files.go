@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path/filepath"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/index"
@@ -15,21 +16,25 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// files are the stream and the index of a capture.
+// files are the first segment of a session.
 type files struct {
-	stream   *stream.Writer
-	index    *index.Writer
+	segment
 	sequence uint64 // of the next row
 }
 
-// openFiles begins or resumes the files at path. memory is the bytes that the stream may take, and
-// thread runs in the thread that writes it.
-func openFiles(path string, o *Options, memory int64, thread func(direct bool)) (files, error) {
-	with := stream.Options{Memory: memory, Files: o.Files, Overwrite: o.Overwrite, Thread: thread}
-	if o.Resume {
-		return resumeFiles(path, o, with)
+// openFiles begins or resumes the segment at path.
+func openFiles(path string, o *Options, with stream.Options) (f files, err error) {
+	home, err := filepath.Abs(path)
+	if err != nil {
+		return f, status.FromOS(err, "cannot open %q", path)
 	}
-	return createFiles(path, o, with)
+	if with.Overwrite = o.Overwrite; o.Resume {
+		f, err = resumeFiles(path, o, with)
+	} else {
+		f, err = createFiles(path, o, with)
+	}
+	f.path, f.home = path, home
+	return f, err
 }
 
 func createFiles(path string, o *Options, with stream.Options) (f files, err error) {

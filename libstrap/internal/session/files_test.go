@@ -26,7 +26,7 @@ var layers = []string{
 	"emission.go",
 	"backlog.go order.go progress.go archive.go",
 	"entry.go encoders.go",
-	"feed.go",
+	"feed.go segment.go",
 	"counters.go lifecycle.go",
 	"call.go",
 	"line.go names.go tensor.go options.go",

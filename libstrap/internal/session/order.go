@@ -2,12 +2,13 @@ package session
 
 // order holds the packets and notes of a capture that wait for the writer, in the order of the
 // file. It gives each two numbers: the sequence of its row in the index, and its position in
-// this session. Position 1 stands for the opening of the files; the first entry has position 2.
+// this session. A roll lets the sequence begin anew, for the index of the next stream. Position 1 stands for the opening of the files; the first entry has position 2.
 // Only the holder of sink.mu removes entries.
 type order struct {
 	life     *lifecycle
 	mu       mutex[leafRank]
 	list     []*entry
+	id       string // of the stream that the next entry goes to
 	sequence uint64 // of the next row
 	added    uint64 // the position of the newest entry
 	taken    uint64 // the position of the last entry that left the list
@@ -18,9 +19,9 @@ type order struct {
 	Ready chan struct{}
 }
 
-// newOrder returns an order whose first row has this sequence.
-func newOrder(life *lifecycle, sequence uint64) *order {
-	return &order{life: life, sequence: sequence, added: 1, taken: 1, Ready: make(chan struct{}, 1)}
+// newOrder returns an order whose first row, of the stream id, has this sequence.
+func newOrder(life *lifecycle, id string, sequence uint64) *order {
+	return &order{life: life, id: id, sequence: sequence, added: 1, taken: 1, Ready: make(chan struct{}, 1)}
 }
 
 // Push numbers an entry and adds it at the end. After End it returns why the session takes none.
@@ -53,9 +54,20 @@ func (o *order) Claim(it *entry) bool {
 }
 
 func (o *order) number(it *entry) {
+	o.added++
+	if it.is == rollEntry {
+		o.id, o.sequence = it.next.index.CaptureID(), 0
+		return
+	}
 	it.row.Sequence = o.sequence
 	o.sequence++
-	o.added++
+}
+
+// CaptureID returns the id of the stream that the next entry goes to.
+func (o *order) CaptureID() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.id
 }
 
 // End closes the order to further entries if it is empty, and reports whether it was.

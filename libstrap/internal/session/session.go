@@ -31,33 +31,36 @@
 package session
 
 import (
+	"errors"
 	"math"
-	"path/filepath"
 	"runtime"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stopwatch"
+	"github.com/libstrap/strap/libstrap/internal/stream"
 )
 
 // Session is an open capture. All methods are safe for concurrent use.
 type Session struct {
-	opts      Options
-	captureID string
-	life      *lifecycle
-	arena     *arena.Arena
-	names     *names
-	order     *order
-	progress  *progress
-	jobs      *backlog
-	counters  *counters
-	staging   *staging
-	sink      *sink
-	maker     *maker
-	writer    *writer
-	notes     *notes
-	enqueuer  *enqueuer
+	opts     Options
+	files    stream.Options // of each segment
+	busy     *stopwatch.Stopwatch
+	life     *lifecycle
+	arena    *arena.Arena
+	names    *names
+	order    *order
+	progress *progress
+	jobs     *backlog
+	counters *counters
+	staging  *staging
+	sink     *sink
+	maker    *maker
+	writer   *writer
+	notes    *notes
+	enqueuer *enqueuer
 }
 
 // Open starts a capture to path, with its index at path + ".index". It raises GOMAXPROCS if that is
@@ -66,12 +69,9 @@ func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
 		return nil, err
 	}
-	home, err := filepath.Abs(path)
-	if err != nil {
-		return nil, status.FromOS(err, "cannot open %q", path)
-	}
 	encoders := make([]*encoders, o.Workers+1)
 	for i := range encoders {
+		var err error
 		if encoders[i], err = newEncoders(&o); err != nil {
 			return nil, err
 		}
@@ -82,19 +82,24 @@ func Open(path string, o Options) (*Session, error) {
 	}
 	mem.Touch(o.BurstBytes)
 	count := &counters{}
-	files, err := openFiles(path, &o, mem.Limit()/4, func(direct bool) {
-		// Where writing takes time on a CPU, the model's threads go first. Direct writes take none,
-		// and the disk would stand still until a thread of low priority had its turn.
-		if !direct {
-			lowerPriority()
-		}
-		count.writerThread.Store(int32(threadID()))
-	})
+	with := stream.Options{
+		Memory: mem.Limit() / 4, Files: o.Files, Busy: &stopwatch.Stopwatch{},
+		Thread: func(direct bool) {
+			// Where writing takes time on a CPU, the model's threads go first. Direct writes take none,
+			// and the disk would stand still until a thread of low priority had its turn.
+			if !direct {
+				lowerPriority()
+			}
+			count.writerThread.Store(int32(threadID()))
+		},
+	}
+	files, err := openFiles(path, &o, with)
 	if err != nil {
 		mem.Close()
 		return nil, err
 	}
-	s := assemble(path, home, o, mem, count, files, encoders[o.Workers])
+	s := assemble(path, o, mem, count, files, encoders[o.Workers])
+	s.files, s.busy = with, with.Busy
 	s.counters.fileBytes.Store(uint64(files.stream.Offset()))
 	// A thread of the host that calls in must find a free P although workers, writer and disk hold
 	// one each: they run at low priority, and Go does not know that. As many threads of the host
@@ -108,9 +113,9 @@ func Open(path string, o Options) (*Session, error) {
 }
 
 // assemble connects the parts of a session.
-func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f files, frames *encoders) *Session {
+func assemble(path string, o Options, mem *arena.Arena, count *counters, f files, frames *encoders) *Session {
 	s := &Session{
-		opts: o, captureID: f.index.CaptureID(), arena: mem, counters: count,
+		opts: o, arena: mem, counters: count,
 		life:     newLifecycle(path, o.Intake.Shut),
 		names:    newNames(),
 		progress: newProgress(),
@@ -121,7 +126,7 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
 	s.jobs.more = func() bool { return o.Intake.Waiting() > 0 }
-	s.order = newOrder(s.life, f.sequence)
+	s.order = newOrder(s.life, f.index.CaptureID(), f.sequence)
 	made := newEntries(o.Rank)
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, order: s.order, life: s.life, counters: count,
@@ -129,13 +134,13 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	}
 	s.sink = &sink{
 		life: s.life, intake: o.Intake, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
-		entries: made, counters: count, stream: f.stream, index: f.index,
+		entries: made, counters: count, segment: f.segment,
 	}
 	s.maker = &maker{
 		opts: &s.opts, jobs: s.jobs, sink: s.sink, order: s.order, life: s.life, counters: count,
 	}
 	s.writer = &writer{
-		home: home, helped: o.helped(), life: s.life, intake: o.Intake, arena: mem, order: s.order,
+		helped: o.helped(), life: s.life, intake: o.Intake, arena: mem, order: s.order,
 		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames,
 	}
 	s.notes = &notes{entries: made, order: s.order, counters: count}
@@ -155,8 +160,32 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	return s
 }
 
-// CaptureID returns the id of the capture: 32 hexadecimal digits. Every capture has its own id.
-func (s *Session) CaptureID() string { return s.captureID }
+// CaptureID returns the id of the stream that the next tensor goes to: 32 hexadecimal digits. Every
+// stream has its own id.
+func (s *Session) CaptureID() string { return s.order.CaptureID() }
+
+// Roll begins a new stream at path, with an index of its own, and returns its id. The stream gets all
+// that is enqueued from now on. Roll waits for nothing: Flush waits until the stream before has all
+// that was enqueued before, and Checkpoint until that stream is durable and closed. Errors: those of
+// Open, and why the session takes no more calls.
+func (s *Session) Roll(path string, overwrite bool) (captureID string, err error) {
+	if err := s.life.refused(); err != nil {
+		return "", err
+	}
+	o := s.opts
+	o.Resume, o.CaptureID, o.Overwrite = false, "", overwrite
+	if err := o.validate(path); err != nil {
+		return "", err
+	}
+	next, err := openFiles(path, &o, s.files)
+	if err != nil {
+		return "", err
+	}
+	if err := s.order.Push(&entry{is: rollEntry, next: &next.segment}); err != nil {
+		return "", errors.Join(err, next.discard())
+	}
+	return next.index.CaptureID(), nil
+}
 
 // Layer registers a source of tensors and returns its id. The same three names give the same id. It
 // works also after Close.
@@ -331,7 +360,7 @@ func (s *Session) Stats() Stats {
 		Stalls:      c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
 		QueuedPackets: s.sink.queued(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
-		WriteNS: uint64(s.sink.stream.Busy()), WriterThread: int(c.writerThread.Load()),
+		WriteNS: uint64(s.busy.Total()), WriterThread: int(c.writerThread.Load()),
 		Convert: c.lossSoFar(),
 	}
 	select {

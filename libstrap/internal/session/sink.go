@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
-	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/status"
-	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -35,14 +33,14 @@ type sink struct {
 	counters *counters
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
-	stream      *stream.Writer  // its Busy needs no lock
-	index       *index.Writer
-	finishing   bool      // the writer takes all that is left, and helpers append nothing
-	unpublished []*entry  // appended to the stream, not yet known to be in the file
-	text        int       // bytes of text in those
-	due         int64     // the stream's length at the last tick: in the file at the next
-	indexed     time.Time // when the index was last written
-	indexedAt   int64     // and the stream's length then
+	segment                     // gets the packets
+	sealing     chan error      // receives the end of sealing the segment before; nil: it is sealed
+	finishing   bool            // the writer takes all that is left, and helpers append nothing
+	unpublished []*entry        // appended to the stream, not yet known to be in the file
+	text        int             // bytes of text in those
+	due         int64           // the stream's length at the last tick: in the file at the next
+	indexed     time.Time       // when the index was last written
+	indexedAt   int64           // and the stream's length then
 }
 
 // tryLock locks the sink and returns true. It returns false if another thread holds the lock, or
@@ -164,6 +162,9 @@ func (k *sink) serve() {
 			}
 		}
 		if stage == durable {
+			if err := k.sealed(); err != nil {
+				return err
+			}
 			if err := k.stream.Sync(); err != nil {
 				return err
 			}
@@ -175,6 +176,44 @@ func (k *sink) serve() {
 		k.progress.Reach(stage, at, k.stream.Written())
 		return nil
 	})
+}
+
+// roll lets the packets to come go to the next segment, and seals the one so far in a goroutine, which
+// sealed waits for. The next stream takes over the memory of the one before.
+func (k *sink) roll(next *segment) error {
+	if k.life.halted() {
+		return next.discard()
+	}
+	err := k.publish()
+	if err == nil {
+		err = k.stream.Flush() // also where publish found nothing to do
+	}
+	if err == nil {
+		err = k.sealed() // at most one segment is sealed at a time
+	}
+	if err != nil {
+		return errors.Join(err, next.discard())
+	}
+	before := k.segment
+	next.stream.TakeMemory(before.stream)
+	k.segment, k.due, k.indexed, k.indexedAt = *next, 0, time.Now(), 0
+	k.sealing = make(chan error, 1)
+	go func(sealing chan<- error) {
+		err := k.life.Guard(before.seal)
+		if err != nil {
+			k.life.fail(err) // now, not when the next call asks
+		}
+		sealing <- err
+	}(k.sealing)
+	return nil
+}
+
+// sealed waits until the segment before is sealed.
+func (k *sink) sealed() (err error) {
+	if k.sealing != nil {
+		err, k.sealing = <-k.sealing, nil
+	}
+	return err
 }
 
 // attempt runs a step of the writing. An error stops the writing, not the caller, which goes on to

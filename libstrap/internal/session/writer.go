@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"runtime"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
-	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -21,8 +19,7 @@ const fileLag = 50 * time.Millisecond
 // writer is the goroutine that takes the entries of the order to the sink, serves the calls that
 // wait, and ends the session.
 type writer struct {
-	home     string // the path, absolute, for a host that changes its working directory
-	helped   bool   // helpers append too
+	helped   bool // helpers append too
 	life     *lifecycle
 	intake   Intake
 	arena    *arena.Arena
@@ -103,6 +100,8 @@ func (w *writer) end() bool {
 func (w *writer) handle(it *entry) error {
 	k := w.sink
 	switch {
+	case it.is == rollEntry:
+		return k.roll(it.next)
 	case it.is == streamEntry:
 		return w.writeStreamed(it)
 	case w.life.halted():
@@ -192,30 +191,6 @@ func (w *writer) writePieces(it *entry) error {
 	return nil
 }
 
-// displaced returns an error if the stream is no longer at its path. The index follows the stream
-// to its new place, unless another file stands there.
-func (w *writer) displaced() error {
-	path := w.life.path
-	stands, now, err := w.sink.stream.Stands(w.home)
-	if stands || err != nil {
-		return err
-	}
-	if now == "" {
-		return status.New(status.NotFound, "%q was removed during its capture, or another file took its name: "+
-			"its packets are lost; capture again, and move the file when the capture has ended", path)
-	}
-	followed, err := w.sink.index.Follow(index.PathOf(w.home), index.PathOf(now))
-	if err != nil {
-		return err
-	}
-	beside := "its index is beside it"
-	if !followed {
-		beside = fmt.Sprintf("its index is not beside it: rename %q to %q", index.PathOf(path), index.PathOf(now))
-	}
-	return status.New(status.NotFound, "%q was renamed to %q during its capture, and has all packets; %s",
-		path, now, beside)
-}
-
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish() {
 	k, l := w.sink, w.life
@@ -226,7 +201,8 @@ func (w *writer) finish() {
 		k.attempt(k.publish)
 	}
 	w.maker.stop()
-	displaced := w.displaced()
+	k.attempt(k.sealed)
+	displaced := k.displaced()
 	k.attempt(func() error {
 		err := k.index.Close()
 		if l.halted() {

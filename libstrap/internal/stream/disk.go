@@ -60,7 +60,7 @@ type disk struct {
 	align   int          // of direct writes
 	taken   int64        // end of the disk blocks that are allocated ahead
 	written atomic.Int64 // end of the last complete packet in the file
-	busy    stopwatch.Stopwatch
+	busy    *stopwatch.Stopwatch
 
 	jobs  chan job
 	free  chan *block
@@ -74,10 +74,13 @@ type disk struct {
 }
 
 // newDisk starts a disk for f, which ends when its jobs are closed. The thread that writes calls begin
-// when it starts, and again when direct writes end. begin may be nil.
-func newDisk(path string, f *lockedFile, begin func(direct bool)) *disk {
+// when it starts, and again when direct writes end. begin and busy may be nil.
+func newDisk(path string, f *lockedFile, begin func(direct bool), busy *stopwatch.Stopwatch) *disk {
+	if busy == nil {
+		busy = &stopwatch.Stopwatch{}
+	}
 	d := &disk{
-		path: path, f: f, align: os.Getpagesize(),
+		path: path, f: f, align: os.Getpagesize(), busy: busy,
 		jobs: make(chan job, maxBlocks+1), free: make(chan *block, maxBlocks), ended: make(chan struct{}),
 		writeAt: (*os.File).WriteAt, begin: begin,
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -35,6 +36,8 @@ type Options struct {
 	// whether it writes past the page cache. nil calls nothing.
 	Thread func(direct bool)
 	Files  Files // nil: the files of the system
+	// Busy counts the time spent in write calls; several Writers may share it. nil: each has its own.
+	Busy *stopwatch.Stopwatch
 
 	Overwrite bool // Create replaces any file at the path
 }
@@ -149,7 +152,7 @@ func ours(f io.ReaderAt, size int64, path string) error {
 
 func newWriter(path string, f *lockedFile, o Options) *Writer {
 	return &Writer{
-		path: path, disk: newDisk(path, f, o.Thread), size: o.block(), done: make(chan struct{}, 1),
+		path: path, disk: newDisk(path, f, o.Thread, o.Busy), size: o.block(), done: make(chan struct{}, 1),
 	}
 }
 
@@ -270,6 +273,17 @@ func (w *Writer) Passed() int64 {
 
 // Busy returns the time spent in write calls, including a call that is under way.
 func (w *Writer) Busy() time.Duration { return w.disk.busy.Total() }
+
+// TakeMemory gives a new Writer the blocks of another one with the same Options.Memory. Flush must have
+// written all bytes of the other one, which can only be synced and closed from then on.
+func (w *Writer) TakeMemory(from *Writer) {
+	w.pages, w.ring = from.pages, from.ring
+	for at := range from.blocks {
+		w.blocks = append(w.blocks, &block{mem: w.ring[at*w.size:][:w.size:w.size]})
+		w.disk.free <- w.blocks[at]
+	}
+	from.pages, from.ring, from.blocks, from.block = nil, nil, nil, nil
+}
 
 // Append adds one complete packet (header, name, payload). The packet may stay in memory until Flush. A
 // later call may return the error of its write.
