@@ -211,6 +211,23 @@ strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);
 
 /*
+ * Begins a new stream at PATH, with its index at PATH.index, which gets all tensors to come. Layers
+ * and requests stay registered, and the staging memory is the same. OVERWRITE is as in
+ * strap_open_options. The stream before gets all tensors that were enqueued before; a small tensor
+ * that strap_offer has just taken may still go to the new one.
+ *
+ * strap_roll does not wait: strap_flush waits until the stream before has its tensors, and
+ * strap_checkpoint until that stream and its index are durable and closed. What fails there is a
+ * failure of the session. From the call on strap_capture_id gives the id of the new stream.
+ * stats.file_bytes becomes the length of the new stream when the one before has its tensors; the
+ * other counters go on. If strap_roll fails, nothing changes.
+ *
+ * Errors: those of strap_open in mode CREATE, and those of the session.
+ */
+strap_status strap_roll(strap_session session, const char *path, int32_t overwrite,
+                        strap_error *error);
+
+/*
  * Copies the id of the capture into ID, which has SIZE bytes, and ends it with a zero. No other
  * capture has the same id. The index has it from strap_open on, and a resumed stream keeps it.
  *
@@ -344,7 +361,7 @@ strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_
 typedef struct strap_stats_t {
   uint32_t struct_size;
   uint32_t workers;
-  uint64_t packets;         /* packets in the stream */
+  uint64_t packets;         /* packets in the stream, or in all streams after strap_roll */
   uint64_t tensors;         /* tensors that strap_enqueue and strap_offer took */
   uint64_t raw_bytes;       /* size of these tensors in their own type */
   uint64_t stored_bytes;    /* size of the payloads in the stream */

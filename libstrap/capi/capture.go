@@ -104,6 +104,17 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 	}, nil
 }
 
+//export strapgoRoll
+func strapgoRoll(h C.strap_session, path *C.char, overwrite C.int32_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *intake.Capture) error {
+		if overwrite != 0 && overwrite != 1 {
+			return status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", overwrite)
+		}
+		_, err := s.Roll(C.GoString(path), overwrite == 1)
+		return err
+	})
+}
+
 //export strapgoCaptureID
 func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_error) C.strap_status {
 	return onSession(h, e, func(s *intake.Capture) error {

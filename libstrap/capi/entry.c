@@ -199,6 +199,13 @@ strap_status strap_open(const char *path, const strap_open_options *options,
   return strapgoOpen((char *)path, &own, session, error);
 }
 
+strap_status strap_roll(strap_session session, const char *path, int32_t overwrite,
+                        strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  return strapgoRoll(session, (char *)path, overwrite, error);
+}
+
 strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error) {
   ENTER(error);
   NEED(id, error);

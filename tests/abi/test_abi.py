@@ -123,6 +123,7 @@ def compiled(
         "probes.c",
         "resume.c",
         "identity.c",
+        "segments.c",
         "others.c",
         "closing.c",
         "strided.c",
