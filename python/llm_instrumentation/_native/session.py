@@ -219,15 +219,15 @@ class Session:
             capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
         )
         handle, error = ctypes.c_uint64(), Error()
-        name = os.fsencode(self.path)
-        if b"\0" in name:
-            raise InvalidArgumentError(f"path {self.path!r} contains a zero character")
-        check(self._lib.strap_open(name, options, handle, error), error)
+        check(self._lib.strap_open(_encoded(self.path), options, handle, error), error)
         self._handle = handle.value
-        digits = ctypes.create_string_buffer(_CAPTURE_ID_BYTES)
-        check(self._lib.strap_capture_id(self._handle, digits, len(digits), error), error)
         #: The id of the capture, 32 hexadecimal digits. A resumed capture keeps its id.
-        self.capture_id = digits.value.decode("ascii")
+        self.capture_id = self._id()
+
+    def _id(self) -> str:
+        digits, error = ctypes.create_string_buffer(_CAPTURE_ID_BYTES), Error()
+        check(self._lib.strap_capture_id(self._handle, digits, len(digits), error), error)
+        return digits.value.decode("ascii")
 
     @property
     def closed(self) -> bool:
@@ -355,6 +355,25 @@ class Session:
         text = message.replace("\0", "\\0").encode("utf-8", "replace")
         check(self._lib.strap_note(self._handle, layer, step, token, call, text, error), error)
 
+    def roll(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Begins a new stream at a path, with an index of its own, for all tensors to come.
+
+        It does not wait: :meth:`flush` waits until the stream before has all its tensors, and
+        :meth:`checkpoint` until it is durable and closed. `path` and `capture_id` are those of the
+        new stream from then on.
+
+        Args:
+            path: the new stream.
+            overwrite: replace any file at the path.
+
+        Raises:
+            StrapError: the stream cannot be opened, or the writing failed. Then nothing changes.
+        """
+        error, place = Error(), os.fspath(path)
+        check(self._lib.strap_roll(self._handle, _encoded(place), int(overwrite), error), error)
+        self.path = place
+        self.capture_id = self._id()
+
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every tensor that was enqueued before the call is in the file.
 
@@ -434,6 +453,18 @@ class Session:
         self._handle = 0
         check(status, error)
         return lost.value
+
+
+def _encoded(path: str) -> bytes:
+    """A path for C.
+
+    Raises:
+        InvalidArgumentError: it contains a zero character.
+    """
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise InvalidArgumentError(f"path {path!r} contains a zero character")
+    return name
 
 
 def _address(data: bytes | None) -> int:

@@ -67,6 +67,9 @@ class RunStreams:
                     continue
                 try:
                     found.append(Stream(self._open(shard), shard.rank))
+                except NotFoundError:
+                    if path.exists():  # else it has just been removed, as segments are
+                        raise
                 except CorruptError as error:  # the other ranks are read all the same
                     self._unreadable[shard.path] = str(error)
         except BaseException:
@@ -117,7 +120,7 @@ class RunStreams:
         return _listed(
             f"rank {shard.rank} is {shard.state}" + (f" ({shard.reason})" if shard.reason else "")
             for shard in self.run.shards
-            if shard.state != "complete"
+            if shard.state not in ("complete", "expired")
         )
 
     def _differing(self) -> list[str]:
@@ -126,7 +129,7 @@ class RunStreams:
         listed = {shard.path for shard in self.run.shards}
         gone, sizes = [], []
         for shard in self.run.shards:
-            if shard.state == "missing":
+            if shard.state in ("missing", "expired"):
                 continue
             if shard.path not in there:
                 gone.append(shard.path)

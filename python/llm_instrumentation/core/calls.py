@@ -90,6 +90,18 @@ class _Waiting(NamedTuple):
     tensors: list[Tensor]
 
 
+class _Roll(NamedTuple):
+    """The calls behind it belong to another stream.
+
+    Attributes:
+        output_path: that stream.
+        capture_id: its id.
+    """
+
+    output_path: str
+    capture_id: str
+
+
 class Running(NamedTuple):
     """A call that has begun, for :meth:`CallLog.end`."""
 
@@ -185,7 +197,7 @@ class CallLog:
             self._file = CallsFile(self._path, capture_id, encoders, earlier)
         self._sequences = Sequences(first)
         self._lock = threading.Condition()
-        self._waiting: list[_Waiting] = []  # guarded by the lock, as is all below
+        self._waiting: list[_Waiting | _Roll] = []  # guarded by the lock, as is all below
         self._bytes = 0  # of the tensors of the waiting calls, and of those that are being written
         self._taken = self._durable = 0  # numbers of calls
         self._syncs = self._ends = False  # what the thread is asked for
@@ -314,6 +326,21 @@ class CallLog:
 
     # ---- waiting --------------------------------------------------------------
 
+    def roll(self, output_path: str, capture_id: str) -> None:
+        """Lets the calls to come go to the calls file of another stream. It does not wait.
+
+        Args:
+            output_path: that stream, which is open.
+            capture_id: its id.
+        """
+        with self._lock:
+            if self._over:
+                return
+            if not self._waiting:
+                self._lock.notify_all()
+            self._waiting.append(_Roll(output_path, capture_id))
+            self._taken += 1
+
     def sync(self, timeout_s: float | None = None) -> None:
         """Makes all calls so far durable.
 
@@ -379,8 +406,13 @@ class CallLog:
             some, self._waiting = self._waiting, []
             size, taken, syncs, ends = self._bytes, self._taken, self._syncs, self._ends
             self._syncs = False
-        if some:
-            self._write(some)
+        for is_roll, those in itertools.groupby(some, lambda one: isinstance(one, _Roll)):
+            if is_roll:
+                for roll in those:
+                    assert isinstance(roll, _Roll)
+                    self._begin_file(roll)
+            else:
+                self._write([one for one in those if isinstance(one, _Waiting)])
         if syncs and self._file is not None:
             self._file.sync()
         with self._lock:
@@ -388,10 +420,25 @@ class CallLog:
             if syncs:
                 self._durable = taken
             self._lock.notify_all()
-        if ends and self._file is not None:
+        if ends:
+            self._end_file()
+        return not ends
+
+    def _end_file(self) -> None:
+        if self._file is not None:
             self._file.end()
             self._file.rename(self._place())
-        return not ends
+
+    def _begin_file(self, roll: _Roll) -> None:
+        """Ends the file so far, durably. The next call that is written begins another one."""
+        self._end_file()
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+        os.close(self._stream)
+        self._stream = os.open(roll.output_path, os.O_RDONLY | os.O_CLOEXEC)
+        self._path, self._capture_id = calls_path_for(roll.output_path), roll.capture_id
 
     def _place(self) -> Path:
         """The path beside the stream, also if the stream was renamed and the path there is free."""

@@ -142,6 +142,12 @@ class InstrumentationConfig:
         token_ids: how the tokens that the model is given are stored: "plain", "hashed" or "none";
             see `with_token_ids`.
         token_key: the key of hashed token ids, at most 64 bytes; None: a random one.
+        segment_gb: a run folder gets a new segment after so many 10^9 bytes; None: no limit.
+        segment_s: a run folder gets a new segment after so many seconds; None: no limit.
+        keep_gb: the segments of a process keep at most so many 10^9 bytes, and the oldest are
+            removed; None: all are kept.
+        keep_s: segments that ended before so many seconds are removed; None: all are kept. See
+            `with_segments` for these four.
     """
 
     granularity: HookGranularity
@@ -169,6 +175,10 @@ class InstrumentationConfig:
     every: int = 1
     token_ids: str = "plain"
     token_key: bytes | None = None
+    segment_gb: float | None = None
+    segment_s: float | None = None
+    keep_gb: float | None = None
+    keep_s: float | None = None
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -213,6 +223,11 @@ class InstrumentationConfig:
         _check_int("every", self.every, 1, MAX_STEPS)
         _check_choice("token_ids", self.token_ids, TOKEN_IDS)
         _check_key(self.token_key)
+        for field in ("segment_gb", "segment_s", "keep_gb", "keep_s"):
+            if getattr(self, field) is not None:
+                _check_positive(field, getattr(self, field))
+        if (self.keep_gb or self.keep_s) and not self.segmented:
+            raise ValueError("keep_gb and keep_s remove segments: give segment_gb or segment_s too")
         if self.error_bound is not None:
             _check_bound(self.error_bound)
             if self.archive and self.error_bound > MAX_ARCHIVE_ERROR:
@@ -227,6 +242,11 @@ class InstrumentationConfig:
                     f"burst_gb must be at most max_memory_gb = {self.max_memory_gb}, "
                     f"not {self.burst_gb!r}"
                 )
+
+    @property
+    def segmented(self) -> bool:
+        """Whether the capture goes on in new segments."""
+        return self.segment_gb is not None or self.segment_s is not None
 
     @property
     def codec(self) -> str:
@@ -413,6 +433,32 @@ class InstrumentationConfig:
             interval_s: seconds between snapshots.
         """
         return self._change(probes=probes, probe_interval_s=interval_s)
+
+    def with_segments(
+        self,
+        gb: float | None = None,
+        seconds: float | None = None,
+        *,
+        keep_gb: float | None = None,
+        keep_seconds: float | None = None,
+    ) -> InstrumentationConfig:
+        """Lets a long capture go on in new streams, its segments. It needs a run folder.
+
+        A segment begins with a step. The one before is then completed, made durable and closed,
+        while the model goes on. Readers take a run folder as one capture. Without arguments there
+        are no segments.
+
+        Args:
+            gb: the first step after the segment has so many 10^9 bytes begins the next one. What
+                waits to be written counts too, by the ratio so far.
+            seconds: likewise, after the segment is so old.
+            keep_gb: the oldest closed segments of a process are removed while all have more than so
+                many 10^9 bytes. Files beside them count too.
+            keep_seconds: closed segments whose end is so long ago are removed.
+        """
+        return self._change(
+            segment_gb=gb, segment_s=seconds, keep_gb=keep_gb, keep_s=keep_seconds
+        )
 
     def with_error_bound(self, normalized_mse: float | None) -> InstrumentationConfig:
         """Rounds values stored as float16 or bfloat16; None rounds nothing.

@@ -127,6 +127,9 @@ class InstrumentationFramework:
             a :class:`TokenTracker` with ``track_per_token``, otherwise None.
 
         Raises:
+            InvalidArgumentError: (a ValueError) the capture is in segments, and the path is no run
+                folder.
+            UnsupportedError: (a TypeError) a capture in segments is to be resumed.
             ValueError: the interval is below 1; checkpoint or resume settings are given without
                 ``track_per_token``; the scope is unknown; or the file at the path is no capture.
             CheckpointError: the checkpoint cannot be used or is of another capture; or the file at
@@ -163,12 +166,12 @@ class InstrumentationFramework:
             resume=resume_from_checkpoint,
         )
         with scoped(scope) as mine, place as stream:
-            path = stream.path
-            earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
+            path, beside = stream.path, stream.beside
+            earlier = None if resume_from_checkpoint else EarlierFiles(beside, checkpoint_path)
             tracker, state, had_ended = None, None, False
             if track_per_token:
-                check_token_places(path)
-                file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
+                check_token_places(beside)
+                file = CheckpointFile(checkpoint_path or checkpoint_path_for(beside))
                 free = True
                 if earlier is None:
                     state = file.load()
@@ -201,7 +204,7 @@ class InstrumentationFramework:
                 capture_id=capture_id,
                 replaces=[] if earlier is None else earlier.paths,
                 probes=functools.partial(
-                    CaptureProbes, path, self.config.probes, self.config.probe_interval_s
+                    CaptureProbes, beside, self.config.probes, self.config.probe_interval_s
                 ),
                 mine=mine,
                 overwrite=overwrite and resume_offset is None,
@@ -211,12 +214,14 @@ class InstrumentationFramework:
                 tracker.capture_id = recorder.capture_id
 
             def keep(tracker: TokenTracker) -> None:
-                tracker.save(path, keep_checkpoint=True, durable=not recorder.interrupted)
+                tracker.save(beside, keep_checkpoint=True, durable=not recorder.interrupted)
 
             self._recorders.append(recorder)
             self._latest = recorder
             try:
                 stream.opened(recorder)
+                if stream.rank is not None:
+                    recorder.begin_segments(stream.rank)
                 if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
                     # Until the first interval a crash cuts back to this checkpoint.
                     tracker.checkpoint()
@@ -235,7 +240,7 @@ class InstrumentationFramework:
                 try:
                     recorder.finish()
                     if tracker is not None:
-                        tracker.save(path)
+                        tracker.save(beside)
                 except BaseException as error:
                     recorder.interrupted |= isinstance(error, KeyboardInterrupt)
                     self._keep_tokens(recorder, keep)

@@ -38,6 +38,7 @@ from .monitor import Monitor
 from .own_hook import OwnHook
 from .ranks import this_rank
 from .scope import current_request
+from .segments import Rank, Segments
 from .selection import has_forward, original_name, select_modules
 from .silent import unaccounted
 from .sink import GRADIENT, INPUT, ModuleTensors, TensorSink
@@ -104,7 +105,7 @@ class Recorder:
             in the call's thread and context. None: all calls are captured.
 
     Attributes:
-        capture_id: the unique id of the capture.
+        capture_id: the unique id of the capture; of the segment if it is in segments.
 
     Raises:
         LayerSelectionError: the configuration selects no module of a model.
@@ -184,6 +185,7 @@ class Recorder:
         self._places: dict[int, tuple[str, str]] = {}
         self._unrecorded: set[str] = set()  # reasons that were told why calls are not recorded
         self._unwalked: set[str] = set()
+        self._segments: Segments | None = None
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
         calls: CallLog | None = None
@@ -307,6 +309,8 @@ class Recorder:
         """Records what a call is given. After an error the model goes on, unless strict."""
         if not self._sink.running:
             return None
+        if self._segments is not None and self._segments.wanted:
+            self._segments.step()
         model, entry = self._places.get(id(module), ("", ""))
         try:
             return self._calls.begin(
@@ -434,6 +438,37 @@ class Recorder:
         self._calls.sync()  # after it, because a call begins before its tensors
         return length
 
+    # ---- segments -------------------------------------------------------------
+
+    def begin_segments(self, rank: Rank) -> None:
+        """Lets the capture go on in new segments, as the configuration says.
+
+        Args:
+            rank: the files of this process in the run folder.
+        """
+        self._segments = Segments(
+            self._config, rank,
+            stats=self._poll, roll=self._roll, sealed=self._sealed, failed=self._fail,
+        )  # fmt: skip
+
+    def _roll(self, path: str) -> str:
+        """Lets the tensors to come go to a new stream; returns its id."""
+        self._session.roll(path)
+        self.path, self.capture_id = path, self._session.capture_id
+        self._calls.roll(path, self.capture_id)
+        if self.tracker is not None:
+            self.tracker.capture_id = self.capture_id
+        return self.capture_id
+
+    def _sealed(self) -> bool:
+        """Waits a moment until the segments before are durable; returns whether they are."""
+        try:
+            self._session.checkpoint(timeout=0.1)
+            self._calls.sync(0.1)
+        except StrapTimeoutError:
+            return False
+        return True
+
     # ---- end ------------------------------------------------------------------
 
     def _detach(self) -> None:
@@ -443,6 +478,8 @@ class Recorder:
             handle.remove()
         self._handles.clear()
         self._exit.close()
+        if self._segments is not None:
+            self._segments.stop()
 
     def finish(self) -> None:
         """Ends the capture after a block that went well.

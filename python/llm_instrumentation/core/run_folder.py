@@ -3,6 +3,7 @@
 Each rank of a run writes a stream, and a rank file that says what the stream is::
 
     run/rank-00003.stream       the stream, with its index and calls beside it
+    run/rank-00003.00000.stream likewise, of a capture in segments: the first segment
     run/rank-00003.json         the rank file: replaced when the stream opens and when it is closed
     run/manifest.json           the rank files joined, once every rank has ended
 
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from .._files import PARTIAL, sha256_file
 from .._json import plain
+from .._native import capture_id_of
 from ..errors import RunFolderError
 from ._atomic import replace_durably
 from .checkpoint import dump_json
@@ -62,9 +64,10 @@ class ShardFolder:
         """The rank file of a rank."""
         return self.path / f"rank-{rank:05d}.json"
 
-    def shard_path(self, rank: int, *, archive: bool) -> Path:
-        """The stream of a rank."""
-        return self.path / f"rank-{rank:05d}.{'archive' if archive else 'stream'}"
+    def shard_path(self, rank: int, *, archive: bool, segment: int | None = None) -> Path:
+        """The stream of a rank, or one of its segments."""
+        number = "" if segment is None else f".{segment:05d}"
+        return self.path / f"rank-{rank:05d}{number}.{'archive' if archive else 'stream'}"
 
     def streams(self) -> list[Shard]:
         """The streams that are there, by rank and segment. Only path, rank and segment are set."""
@@ -113,7 +116,19 @@ class ShardFolder:
         """
         names = filter(_RANK_FILE.fullmatch, sorted(os.listdir(self.path)))
         found = (load_rank_file(self.path / name) for name in names)
-        return {one.rank: one for one in found if one is not None}
+        return {one.rank: self._with_last(one) for one in found if one is not None}
+
+    def _with_last(self, file: RankFile) -> RankFile:
+        """The rank file with a segment that has begun after the file was written."""
+        if file.closed or not file.shards:
+            return file
+        last = file.shards[-1]
+        archive = last.path.endswith(".archive")
+        path = self.shard_path(file.rank, archive=archive, segment=last.segment + 1)
+        if not path.exists():
+            return file
+        begun = Shard(path.name, file.rank, last.segment + 1, capture_id=capture_id_of(path))
+        return replace(file, shards=(*file.shards, begun))
 
     def rank_file(self, rank: int) -> RankFile | None:
         """The rank file of a rank; None if there is none.

@@ -12,6 +12,7 @@ import datetime
 import fcntl
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,13 +26,20 @@ from .._files import locked
 from .._json import plain
 from .._native import Reader, capture_id_of
 from .._warn import warn
-from ..errors import InvalidArgumentError, RunFolderError, StrapError, StrapTimeoutError
+from ..errors import (
+    InvalidArgumentError,
+    RunFolderError,
+    StrapError,
+    StrapTimeoutError,
+    UnsupportedError,
+)
 from ._atomic import remove_durably
 from .config import InstrumentationConfig
 from .ranks import RANK, path_of_rank, this_rank
 from .recorder import model_label
 from .run_folder import ShardFolder, is_run_folder
 from .run_records import SHARD, Clock, RankFile, Shard, joined_run
+from .segments import Rank
 
 __all__ = ["MANIFEST_WAIT_S", "StreamPlace", "stream_of"]
 
@@ -57,10 +65,14 @@ class StreamPlace(Protocol):
     """Where a capture writes its stream.
 
     Attributes:
-        path: the stream.
+        path: the stream; of a capture in segments the first one.
+        beside: the files of the whole capture, such as its tokens, are named after this path.
+        rank: the files of this process, if the capture is in segments.
     """
 
     path: str
+    beside: str
+    rank: Rank | None
 
     def opened(self, recording: Recording) -> None:
         """Tells that the stream is open."""
@@ -70,7 +82,8 @@ class _Plain:
     """A stream that is no shard."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path = self.beside = path
+        self.rank = None
 
     def opened(self, recording: Recording) -> None:
         pass
@@ -99,7 +112,19 @@ def stream_of(
     Raises:
         InvalidArgumentError: see :func:`.ranks.path_of_rank`.
         RunFolderError: the folder holds another run.
+        UnsupportedError: a capture in segments is to be resumed.
     """
+    if config.segmented:
+        if not is_run_folder(output_path):
+            raise InvalidArgumentError(
+                f"a capture in segments is a folder of streams, and {os.fspath(output_path)!r} names "
+                f"a stream: give a path that ends in {os.sep!r}"
+            )
+        if resume:
+            raise UnsupportedError(
+                "a capture in segments cannot be resumed: capture to another folder, or leave "
+                "with_segments out"
+            )
     if not is_run_folder(output_path):
         yield _Plain(path_of_rank(output_path))
         return
@@ -135,8 +160,14 @@ class _Member:
             )
         self._folder = folder = ShardFolder(output_path)
         self._rank, self._ranks = this_rank()
-        stream = folder.shard_path(self._rank, archive=config.archive)
-        self.path = os.fspath(stream)
+        self._archive = config.archive
+        whole = folder.shard_path(self._rank, archive=config.archive)
+        stream = whole
+        if config.segmented:
+            stream = folder.shard_path(self._rank, archive=config.archive, segment=0)
+        self.path, self.beside = os.fspath(stream), os.fspath(whole)
+        self.rank = self if config.segmented else None
+        self._writing = threading.Lock()  # of `_file`, which two threads replace
         self._recording: Recording | None = None
         self._lock = contextlib.ExitStack()
         os.makedirs(folder.path, exist_ok=True)
@@ -221,8 +252,49 @@ class _Member:
         self._recording = recording
         name = os.path.basename(self.path)
         shard = Shard(name, self._rank, capture_id=recording.capture_id)
-        self._file = replace(self._file, shards=(*self._file.shards, shard))
-        self._write()
+        self._set_shards((*self._file.shards, shard))
+
+    # ---- segments -------------------------------------------------------------
+
+    def next_path(self) -> str:
+        """The stream of the next segment."""
+        return os.fspath(self._next())
+
+    def _next(self) -> Path:
+        number = self._file.shards[-1].segment + 1
+        return self._folder.shard_path(self._rank, archive=self._archive, segment=number)
+
+    def rolled(self, capture_id: str) -> None:
+        """Tells that the next segment has begun."""
+        shards = self._file.shards
+        begun = Shard(self._next().name, self._rank, shards[-1].segment + 1, capture_id=capture_id)
+        self._set_shards((*shards, begun))
+
+    def sealed(self) -> None:
+        """Tells that the segment before the last is durable and closed."""
+        *others, shard, last = self._file.shards
+        shard = _described(self._folder, shard, "complete", "")
+        self._set_shards((*others, shard, last))
+
+    def kept(self) -> list[tuple[Shard, int]]:
+        """The sealed segments that are there, the oldest first, and the bytes of their files."""
+        return [
+            (shard, (shard.size_bytes or 0) + sum(file.size_bytes for file in shard.files))
+            for shard in self._file.shards
+            if shard.state == "complete"
+        ]
+
+    def expire(self, shard: Shard, reason: str) -> None:
+        """Removes a sealed segment. The rank file says so before."""
+        gone = replace(shard, state="expired", reason=reason, files=())
+        self._set_shards(tuple(gone if one == shard else one for one in self._file.shards))
+        for name in (*(file.path for file in shard.files), shard.path):
+            (self._folder.path / name).unlink(missing_ok=True)
+
+    def _set_shards(self, shards: tuple[Shard, ...]) -> None:
+        with self._writing:
+            self._file = replace(self._file, shards=shards)
+            self._write()
 
     def _write(self) -> None:
         """Replaces the rank file, and locks it until it is replaced again."""
@@ -248,12 +320,13 @@ class _Member:
         state, reason = "complete", ""
         if error is not None:
             state, reason = "failed", f"{type(error).__name__}: {error}"[:_MOST_REASON]
-        *before, last = self._file.shards or (None,)
-        if last is not None:
-            last = _described(self._folder, last, state, reason)
-        elif reason:
-            last = Shard(os.path.basename(self.path), self._rank, state="missing", reason=reason)
-        shards = (*before, *([] if last is None else [last]))
+        shards = tuple(
+            _described(self._folder, shard, state, reason) if shard.state == "capturing" else shard
+            for shard in self._file.shards
+        )
+        if not shards and reason:
+            name = os.path.basename(self.path)
+            shards = (Shard(name, self._rank, state="missing", reason=reason),)
         self._file = replace(self._file, shards=shards, closed=True)
         self._write()
         patient = error is None or isinstance(error, Exception)
