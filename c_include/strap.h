@@ -213,19 +213,20 @@ strap_status strap_open(const char *path, const strap_open_options *options,
 /*
  * Begins a new stream at PATH, with its index at PATH.index, which gets all tensors to come. Layers
  * and requests stay registered, and the staging memory is the same. OVERWRITE is as in
- * strap_open_options. The stream before gets all tensors that were enqueued before; a small tensor
- * that strap_offer has just taken may still go to the new one.
+ * strap_open_options. The stream before gets all tensors that were enqueued or offered before.
  *
- * strap_roll does not wait: strap_flush waits until the stream before has its tensors, and
- * strap_checkpoint until that stream and its index are durable and closed. What fails there is a
- * failure of the session. From the call on strap_capture_id gives the id of the new stream.
+ * strap_roll does not wait for the disk: strap_flush waits until the stream before has its tensors,
+ * and strap_checkpoint until that stream and its index are durable and closed. What fails there is a
+ * failure of the session. Only small tensors that strap_enqueue and strap_offer took aside may wait
+ * for staging memory, at most timeout_ms; after STRAP_ERR_TIMEOUT call again. From the call on
+ * strap_capture_id gives the id of the new stream.
  * stats.file_bytes becomes the length of the new stream when the one before has its tensors; the
  * other counters go on. If strap_roll fails, nothing changes.
  *
  * Errors: those of strap_open in mode CREATE, and those of the session.
  */
 strap_status strap_roll(strap_session session, const char *path, int32_t overwrite,
-                        strap_error *error);
+                        int32_t timeout_ms, strap_error *error);
 
 /*
  * Copies the id of the capture into ID, which has SIZE bytes, and ends it with a zero. No other

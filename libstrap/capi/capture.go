@@ -105,12 +105,12 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 }
 
 //export strapgoRoll
-func strapgoRoll(h C.strap_session, path *C.char, overwrite C.int32_t, e *C.strap_error) C.strap_status {
+func strapgoRoll(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	return onSession(h, e, func(s *intake.Capture) error {
 		if overwrite != 0 && overwrite != 1 {
 			return status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", overwrite)
 		}
-		_, err := s.Roll(C.GoString(path), overwrite == 1)
+		_, err := s.Roll(C.GoString(path), overwrite == 1, timeout(timeoutMS))
 		return err
 	})
 }

@@ -200,10 +200,10 @@ strap_status strap_open(const char *path, const strap_open_options *options,
 }
 
 strap_status strap_roll(strap_session session, const char *path, int32_t overwrite,
-                        strap_error *error) {
+                        int32_t timeout_ms, strap_error *error) {
   ENTER(error);
   NEED(path, error);
-  return strapgoRoll(session, (char *)path, overwrite, error);
+  return strapgoRoll(session, (char *)path, overwrite, timeout_ms, error);
 }
 
 strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error) {

@@ -229,8 +229,8 @@ static void enqueue_refuses(strap_session session) {
   REFUSED(INVALID, strap_abandon(session, 12345, report));
   REFUSED(INVALID, strap_note(session, layer, 0, 0, 0, NULL, report));
   REFUSED(INVALID, strap_note(session, layer + 1000, 0, 0, 0, "why", report));
-  REFUSED(INVALID, strap_roll(session, NULL, 0, report));
-  REFUSED(INVALID, strap_roll(session, "next.stream", 2, report));
+  REFUSED(INVALID, strap_roll(session, NULL, 0, -1, report));
+  REFUSED(INVALID, strap_roll(session, "next.stream", 2, -1, report));
   REFUSED(INVALID, strap_stats(session, NULL, report));
   strap_stats_t s = {.struct_size = 0};
   REFUSED(INVALID, strap_stats(session, &s, report));
@@ -344,7 +344,7 @@ static void handles(const char *path) {
     REFUSED(STRAP_ERR_INVALID_STATE, strap_note(h, 0, 0, 0, 0, "why", report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_flush(h, 0, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_checkpoint(h, 0, &lost, report));
-    REFUSED(STRAP_ERR_INVALID_STATE, strap_roll(h, "next.stream", 0, report));
+    REFUSED(STRAP_ERR_INVALID_STATE, strap_roll(h, "next.stream", 0, -1, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_stats(h, &stats, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_close(h, 0, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_discard(h, &lost, report));

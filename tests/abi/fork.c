@@ -37,7 +37,7 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_note(session, layer, 0, 0, 0, "why", &error));
   EXPECT(STRAP_ERR_FORKED, strap_flush(session, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_checkpoint(session, -1, &number, &error));
-  EXPECT(STRAP_ERR_FORKED, strap_roll(session, "next.stream", 0, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_roll(session, "next.stream", 0, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_stats(session, &stats, &error));
   EXPECT(STRAP_ERR_FORKED, strap_close(session, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_discard(session, &number, &error));

@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     CHECK(pthread_create(&threads[i], NULL, capture, &numbers[i]) == 0, "no thread");
   }
   for (int i = 1; i <= ROLLS; i++) {
-    EXPECT(STRAP_OK, strap_roll(session, path[i], 0, &error));
+    EXPECT(STRAP_OK, strap_roll(session, path[i], 0, -1, &error));
     EXPECT(STRAP_OK, strap_capture_id(session, ids[i], sizeof ids[i], &error));
     CHECK(strcmp(ids[i], ids[i - 1]) != 0, "two streams have the id %s", ids[i]);
     EXPECT(STRAP_OK, strap_checkpoint(session, -1, NULL, &error));
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
 
   /* A refused roll changes nothing: the stream is in use. */
-  EXPECT(STRAP_ERR_BUSY, strap_roll(session, path[ROLLS], 1, &error));
+  EXPECT(STRAP_ERR_BUSY, strap_roll(session, path[ROLLS], 1, -1, &error));
   strap_stats_t s = stats_of(session);
   CHECK(s.memory_peak <= s.memory_limit, "%llu bytes, limit %llu",
         (unsigned long long)s.memory_peak, (unsigned long long)s.memory_limit);

@@ -171,6 +171,15 @@ func (c *Capture) Checkpoint(cursor *uint64, timeout time.Duration) (offset int6
 	return c.Session.Checkpoint(cursor, timeout)
 }
 
+// Roll is session.Session.Roll, behind the tensors in the room. It waits for memory for these. A
+// Timeout while they wait begins nothing.
+func (c *Capture) Roll(path string, overwrite bool, timeout time.Duration) (captureID string, err error) {
+	if _, err := c.drain(timeout); err != nil {
+		return "", err
+	}
+	return c.Session.Roll(path, overwrite)
+}
+
 // Note is session.Session.Note. It does not wait: if tensors wait, the note is kept until they are
 // enqueued.
 func (c *Capture) Note(t *session.Tensor, message string) error {

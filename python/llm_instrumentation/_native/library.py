@@ -238,7 +238,7 @@ _ptr, _str, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 # Session converts the arguments once.
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_open": (_str, ctypes.POINTER(OpenOptions), ctypes.POINTER(_u64)),
-    "strap_roll": (_u64, ctypes.c_char_p, ctypes.c_int32),
+    "strap_roll": (_u64, ctypes.c_char_p, _i32, _i32),
     "strap_capture_id": (_u64, ctypes.c_char_p, ctypes.c_size_t),
     "strap_request": (_u64, _str, _size, ctypes.POINTER(_u32)),
     "strap_layer": (_u64, _str, _str, _size, _str, ctypes.POINTER(_u32)),

@@ -358,7 +358,7 @@ class Session:
     def roll(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Begins a new stream at a path, with an index of its own, for all tensors to come.
 
-        It does not wait: :meth:`flush` waits until the stream before has all its tensors, and
+        It does not wait for the disk: :meth:`flush` waits until the stream before has all its tensors, and
         :meth:`checkpoint` until it is durable and closed. `path` and `capture_id` are those of the
         new stream from then on.
 
@@ -369,8 +369,12 @@ class Session:
         Raises:
             StrapError: the stream cannot be opened, or the writing failed. Then nothing changes.
         """
-        error, place = Error(), os.fspath(path)
-        check(self._lib.strap_roll(self._handle, _encoded(place), int(overwrite), error), error)
+        place = os.fspath(path)
+        name = _encoded(place)
+        self._waiting(
+            lambda ms, error: self._lib.strap_roll(self._handle, name, int(overwrite), ms, error),
+            None,
+        )
         self.path = place
         self.capture_id = self._id()
 

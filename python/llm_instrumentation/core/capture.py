@@ -40,8 +40,8 @@ def capture_activations(
         output_path: the stream file, or a run folder: a path that ends in ``/``, or a folder.
             None makes a name in ``output_dir``, which is created. The
             name joins prefix, model type, preset or codec, and time, without the parts that are
-            off, and ends in ".stream", or in ".archive" for an archive. If the name exists, it
-            gets a number, from 2 on.
+            off, and ends in ".stream", or in ".archive" for an archive; with segments it is a
+            folder. If the name exists, it gets a number, from 2 on.
         preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
             "mlp_analysis"; overrides ``config``.
         config: a configuration of your own; balanced if neither is given.
@@ -79,9 +79,11 @@ def capture_activations(
         if this_rank()[1] > 1:
             parts.append(f"rank{RANK}")
         suffix = ".archive" if config.archive else ".stream"
+        if config.segmented:
+            suffix = os.sep
         output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + suffix)
         if reserved:
-            output_path = _new_file(output_path)
+            output_path = _new_place(output_path)
     with contextlib.ExitStack() as capture:
         try:
             framework = InstrumentationFramework(config)
@@ -90,23 +92,29 @@ def capture_activations(
             capture.enter_context(block)
         except BaseException:
             if reserved:
-                os.unlink(path_of_rank(output_path))
+                place = path_of_rank(output_path)
+                (os.rmdir if config.segmented else os.unlink)(place)
             raise
         capture.callback(framework.forget_models)
         yield framework
 
 
-def _new_file(path: str) -> str:
-    """Creates an empty file at ``path``; if that exists, under the name with a number.
+def _new_place(path: str) -> str:
+    """Creates an empty file at ``path``, or a folder if it ends in a separator; if that exists,
+    under the name with a number.
 
-    So captures that begin in the same second, in several processes too, get different files.
+    So captures that begin in the same second, in several processes too, get different places.
     """
-    stem, suffix = os.path.splitext(path)
+    folder = path.endswith(os.sep)
+    stem, suffix = (path[:-1], os.sep) if folder else os.path.splitext(path)
     number = 1
     while True:
         try:
             new = path_of_rank(path)
-            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            if folder:
+                os.mkdir(new)
+            else:
+                os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
             number += 1
             path = f"{stem}_{number}{suffix}"

@@ -456,9 +456,7 @@ class InstrumentationConfig:
                 many 10^9 bytes. Files beside them count too.
             keep_seconds: closed segments whose end is so long ago are removed.
         """
-        return self._change(
-            segment_gb=gb, segment_s=seconds, keep_gb=keep_gb, keep_s=keep_seconds
-        )
+        return self._change(segment_gb=gb, segment_s=seconds, keep_gb=keep_gb, keep_s=keep_seconds)
 
     def with_error_bound(self, normalized_mse: float | None) -> InstrumentationConfig:
         """Rounds values stored as float16 or bfloat16; None rounds nothing.
