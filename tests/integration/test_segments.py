@@ -99,10 +99,11 @@ def test_segments_read_as_the_same_capture_in_one_stream(tmp_path, archive):
         assert [shard.segment for shard in shards] == list(range(len(shards)))
         # A segment begins with a step.
         assert all(a.last_step + 1 == b.first_step for a, b in itertools.pairwise(shards))
-        columns = ["layer", "step", "shape", "crc32c"]
+        columns = ["layer", "path", "step", "call", "shape"]
         assert many.index.select(columns).equals(one.index.select(columns))
+        for ours, theirs in zip(many, one, strict=True):
+            assert torch.equal(ours.to_torch(), theirs.to_torch())
         for layer in ("model.layers.0", "lm_head"):
-            assert torch.equal(many[layer].stack(), one[layer].stack())
             ours, theirs = many.rows(layer), one.rows(layer)
             assert ours.column("token_id").tolist() == theirs.column("token_id").tolist()
             assert torch.equal(ours.to_torch(), theirs.to_torch())
@@ -157,8 +158,8 @@ def test_a_reader_sees_segments_that_begin_while_it_is_open(tmp_path):
                 assert time.monotonic() < until
                 endless.run()
                 reader.refresh()
-                assert len(reader["lm_head"]) >= known
-                known = len(reader["lm_head"])
+                assert len(reader) >= known
+                known = len(reader)
     with ActivationReader(run) as reader:
         assert len(reader["lm_head"]) == endless.steps
 
@@ -244,8 +245,13 @@ def test_segments_need_a_folder(tmp_path):
         capture_activations(nn.Linear(2, 2), tmp_path / "a.stream", config=config(gb=1)),
     ):
         pass
-    with capture_activations(
-        nn.Linear(2, 2), output_dir=tmp_path / "named", config=config(gb=1)
-    ) as one:
-        (folder,) = (tmp_path / "named").iterdir()
-        assert folder.is_dir() and one.stats().path.startswith(str(folder))
+
+
+def test_without_a_path_a_capture_in_segments_names_a_folder(tmp_path):
+    model = nn.Linear(2, 2)
+    with capture_activations(model, output_dir=tmp_path, config=config(gb=1)) as capture:
+        (folder,) = tmp_path.iterdir()
+        model(torch.ones(1, 2))
+    assert folder.is_dir() and capture.stats().path.startswith(str(folder))
+    with ActivationReader(folder) as reader:
+        assert len(reader) == 1

@@ -358,9 +358,9 @@ class Session:
     def roll(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Begins a new stream at a path, with an index of its own, for all tensors to come.
 
-        It does not wait for the disk: :meth:`flush` waits until the stream before has all its tensors, and
-        :meth:`checkpoint` until it is durable and closed. `path` and `capture_id` are those of the
-        new stream from then on.
+        It does not wait for the disk: :meth:`flush` waits until the stream before has all its
+        tensors, and :meth:`checkpoint` until it is durable and closed. `path` and `capture_id` are
+        those of the new stream from then on.
 
         Args:
             path: the new stream.

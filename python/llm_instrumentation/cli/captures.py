@@ -149,10 +149,15 @@ def _of_run(found: CaptureSummary) -> dict[str, str]:
         names, sizes = found.mesh.get("names"), found.mesh.get("shape", ())
         axes = zip(names, sizes, strict=False) if names else ((None, size) for size in sizes)
         page["mesh"] = " x ".join(f"{name} {size}" if name else f"{size}" for name, size in axes)
+    if any(shard.segment for shard in found.shards):
+        page["segments"] = f"{len(found.shards):,}"
+        if expired := [shard for shard in found.shards if shard.state == "expired"]:
+            page["segments"] += f", {len(expired):,} expired ({shown(expired[-1].reason)})"
     for state, its in itertools.groupby(
         sorted(found.shards, key=lambda shard: shard.state), lambda shard: shard.state
     ):
-        page[state] = _ranks([(shard.rank, shard.reason) for shard in its])
+        if state != "expired":
+            page[state] = _ranks(list(dict.fromkeys((shard.rank, shard.reason) for shard in its)))
     page["hosts"] = ", ".join(f"{shown(host.host)} ({len(host.ranks)})" for host in found.hosts)
     if len(found.hosts) > 1:
         page["clocks"] = "each host has its own: times of ranks on several hosts are not compared"

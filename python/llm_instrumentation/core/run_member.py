@@ -83,7 +83,7 @@ class _Plain:
 
     def __init__(self, path: str) -> None:
         self.path = self.beside = path
-        self.rank = None
+        self.rank: Rank | None = None
 
     def opened(self, recording: Recording) -> None:
         pass
@@ -117,8 +117,8 @@ def stream_of(
     if config.segmented:
         if not is_run_folder(output_path):
             raise InvalidArgumentError(
-                f"a capture in segments is a folder of streams, and {os.fspath(output_path)!r} names "
-                f"a stream: give a path that ends in {os.sep!r}"
+                f"a capture in segments is a folder of streams, and {os.fspath(output_path)!r} "
+                f"names a stream: give a path that ends in {os.sep!r}"
             )
         if resume:
             raise UnsupportedError(
@@ -166,7 +166,7 @@ class _Member:
         if config.segmented:
             stream = folder.shard_path(self._rank, archive=config.archive, segment=0)
         self.path, self.beside = os.fspath(stream), os.fspath(whole)
-        self.rank = self if config.segmented else None
+        self.rank: Rank | None = self if config.segmented else None
         self._writing = threading.Lock()  # of `_file`, which two threads replace
         self._recording: Recording | None = None
         self._lock = contextlib.ExitStack()

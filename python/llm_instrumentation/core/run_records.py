@@ -65,8 +65,8 @@ class Shard:
         segment: its number among the streams of the rank, from 0.
         state: "complete": the capture of the rank ended without errors. "failed": it did not, see
             `reason`; what the stream has is readable. "missing": there is no stream.
-            "capturing": its end was not known when the file was written. "expired": it was complete,
-            and was removed as the configuration says.
+            "capturing": its end was not known when the file was written. "expired": it was
+            complete, and was removed as the configuration says.
         reason: why the state is not complete; "" if it is.
         capture_id: id of the shard's capture; None: unknown.
         size_bytes: length of the stream; None: unknown.
