@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -265,6 +266,15 @@ def test_a_run_is_resumed_where_it_ended(tmp_path):
             assert torch.equal(reader[""].stack(), torch.stack(outputs).half())
     assert runs[0].run_id == runs[1].run_id
     assert [shard.state for shard in runs[1].shards] == ["complete"]
+
+
+def test_patterns_of_layers_are_texts_in_the_manifest(tmp_path):
+    config = InstrumentationConfig.balanced()
+    config.with_layers(include=["0", nn.Tanh, re.compile("^[0-9]$")], exclude=nn.Dropout)
+    capture(f"{tmp_path}/run/", config=config)
+    stored = json.loads((tmp_path / "run" / "manifest.json").read_text())["configuration"]
+    assert stored["include"] == ["0", "torch.nn.modules.activation.Tanh", "^[0-9]$"]
+    assert stored["exclude"] == ["torch.nn.modules.dropout.Dropout"]
 
 
 def test_an_archive_and_the_secret_key_of_token_ids(tmp_path):

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import fcntl
 import os
+import re
 import secrets
 import threading
 import time
@@ -34,7 +35,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ._atomic import remove_durably
-from .config import InstrumentationConfig
+from .config import InstrumentationConfig, LayerPattern
 from .ranks import RANK, path_of_rank, this_rank
 from .recorder import model_label
 from .run_folder import ShardFolder, is_run_folder
@@ -473,6 +474,17 @@ def _mesh_of(models: Sequence[nn.Module]) -> dict[str, Any] | None:
 
 def _stored(config: InstrumentationConfig) -> dict[str, Any]:
     """The configuration without the key of hashed token ids, which is secret."""
-    fields: dict[str, Any] = plain(replace(config, token_key=None))
+    include, exclude = (tuple(map(_pattern_text, of)) for of in (config.include, config.exclude))
+    public = replace(config, token_key=None, include=include, exclude=exclude)
+    fields: dict[str, Any] = plain(public)
     del fields["token_key"]
     return fields
+
+
+def _pattern_text(pattern: LayerPattern) -> str:
+    """A glob as it is; the regular expression; the name of the class."""
+    if isinstance(pattern, str):
+        return pattern
+    if isinstance(pattern, re.Pattern):
+        return pattern.pattern
+    return f"{pattern.__module__}.{pattern.__qualname__}"
