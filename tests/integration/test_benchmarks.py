@@ -57,6 +57,7 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
         ("dataset_peers", "safetensors "),
         ("intervals", "normal "),
         ("report", "report, 1,000 layers "),
+        ("segments", "steps that began one "),
         pytest.param("serve", "memory at its peak, MB ", marks=CHROMIUM),
         ("similarity", "3 "),
         ("sparse_autoencoder", "ours "),

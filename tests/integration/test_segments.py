@@ -255,3 +255,28 @@ def test_without_a_path_a_capture_in_segments_names_a_folder(tmp_path):
     assert folder.is_dir() and capture.stats().path.startswith(str(folder))
     with ActivationReader(folder) as reader:
         assert len(reader) == 1
+
+
+def test_strap_tail_prints_the_tensors_as_they_come(tmp_path):
+    run, endless = tmp_path / "run", Endless()
+    program = "import sys; from llm_instrumentation.cli import main; sys.exit(main())"
+    with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)) as capture:
+        while not segments(1)(run) or not capture.stats().packets:
+            endless.run()
+        command = [sys.executable, "-c", program, "tail", run, "lm_head", "--json"]
+        tail = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        first = json.loads(tail.stdout.readline())
+        until = time.monotonic() + 60
+        while not segments(5)(run):
+            assert time.monotonic() < until
+            endless.run()
+    said = [json.loads(line) for line in tail.stdout]
+    assert tail.wait() == 0
+    assert [one["step"] for one in said] == list(range(first["step"] + 1, endless.steps))
+    assert {one["layer"] for one in said} == {"lm_head"}
+    code, last = strap("tail", run, "lm_head", "-n", 2)
+    assert code == 0
+    assert [line.split() for line in last.splitlines()] == [
+        [str(step), "4x16x50", "float16", "lm_head"]
+        for step in (endless.steps - 2, endless.steps - 1)
+    ]

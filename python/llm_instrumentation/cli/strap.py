@@ -84,6 +84,26 @@ def ls(
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def tail(
+    stream: _Stream,
+    layers: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names; * and ? match (default: all).", metavar="LAYER"),
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="How many of the tensors so far to print.", min=0)
+    ] = 10,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line and nothing else.")
+    ] = False,
+) -> None:
+    """Print the tensors of a running capture as they come, until it ends."""
+    from .tail import tail as run
+
+    run(stream, layers or None, lines, as_json)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def show(
     stream: _Stream,
     layer: Annotated[str, typer.Argument(help="A name that strap ls lists.", metavar="LAYER")],
