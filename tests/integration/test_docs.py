@@ -33,8 +33,8 @@ INTERNAL = {
     for name in (
         "arguments", "caches", "calls", "calls_file", "components", "dtensors", "eager",
         "gradients", "module_hooks", "monitor", "narrowing", "own_hook", "progress_line", "ranks",
-        "recorder", "run_folder", "run_member", "run_records", "sequences", "silent", "sink",
-        "steps", "tensors",
+        "recorder", "run_folder", "run_member", "run_records", "segments", "sequences", "silent",
+        "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {
