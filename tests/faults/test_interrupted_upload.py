@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.core.run_folder import ShardFolder
+from llm_instrumentation.core.run_records import Clock, RankFile, Shard, joined_run
 from llm_instrumentation.errors import (
     BusyError,
     CorruptError,
@@ -22,6 +24,7 @@ from llm_instrumentation.errors import (
     InvalidStateError,
     NoSpaceError,
     NotFoundError,
+    RunFolderError,
 )
 from llm_instrumentation.storage import (
     CredentialsError,
@@ -320,11 +323,21 @@ def seal(folder: Path, stream: Path, segments: int, *, whole: bool = True) -> No
             target = folder / file.name.replace("run", f"rank-00000.{k:05}")
             if not target.exists() and k == segments - 1:
                 shutil.copy(file, target)
-    shards = [
-        {"path": f"rank-00000.{k:05}.stream", "state": "complete"} for k in range(segments)
-    ] + [{"path": f"rank-00000.{segments:05}.stream", "state": "missing"}]
-    text = json.dumps({"rank": 0, "shards": shards})
-    (folder / "rank-00000.json").write_text(text if whole else text[: len(text) // 2])
+    shards = [Shard(f"rank-00000.{k:05}.stream", 0, k, "complete") for k in range(segments)]
+    shards.append(Shard(f"rank-00000.{segments:05}.stream", 0, segments))
+    rank = RankFile(
+        run_id="run", rank=0, world_size=1, created_at_utc="2026-01-01", mesh=None, model="m",
+        configuration={}, clock=Clock.now(0), shards=tuple(shards),
+    )  # fmt: skip
+    ShardFolder(folder).write_rank_file(rank)
+    if not whole:
+        os.truncate(folder / "rank-00000.json", 300)
+
+
+def end(folder: Path) -> None:
+    """Writes the manifest."""
+    own = ShardFolder(folder)
+    own.write_manifest(joined_run(own.rank_files(), {}))
 
 
 def test_segments_are_uploaded_as_they_come(bucket, stream, tmp_path):
@@ -340,7 +353,7 @@ def test_segments_are_uploaded_as_they_come(bucket, stream, tmp_path):
                 time.sleep(0.05)
             assert (bucket / "runs" / name).read_bytes() == stream.read_bytes()
         assert not (bucket / "runs" / "rank-00000.json").exists()
-        (folder / "manifest.json").write_text('{"manifest_version": 1, "shards": []}')
+        end(folder)
     assert uploader.report.sent[-2:] == ["rank-00000.json", "manifest.json"]
     assert sorted(file.name for file in folder.iterdir()) == ["manifest.json", "rank-00000.json"]
     assert uploader.close() is uploader.report
@@ -373,16 +386,16 @@ def test_a_half_written_rank_file_or_manifest_is_an_error(bucket, stream, tmp_pa
     with pytest.raises(NotFoundError, match="is no run folder"):
         upload(folder, URL)
     seal(folder, stream, 1, whole=False)
-    with pytest.raises(CorruptError, match=r"rank-00000.json is no list of shards"):
+    with pytest.raises(RunFolderError, match=r"rank-00000.json is not usable: no valid JSON"):
         upload(folder, URL)
     seal(folder, stream, 1)
     (folder / "manifest.json").write_text('{"manifest_version": 1, "sha')
-    with pytest.raises(CorruptError, match=r"manifest.json is no list of shards"):
+    with pytest.raises(RunFolderError, match=r"manifest.json is not usable: no valid JSON"):
         upload(folder, URL)
     assert not (bucket / "runs" / "manifest.json").exists()
-    shards = [{"path": "../run.stream", "state": "complete"}]
-    (folder / "rank-00000.json").write_text(json.dumps({"shards": shards}))
-    with pytest.raises(CorruptError, match="no file of its folder"):
+    text = (folder / "rank-00000.json").read_text()
+    (folder / "rank-00000.json").write_text(text.replace("rank-00000.00000", "../rank-00000.00000"))
+    with pytest.raises(RunFolderError, match=r'"path" is \'\.\./rank-00000'):
         upload(folder, URL)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from llm_instrumentation.errors import (
     InvalidArgumentError,
     InvalidStateError,
     NotFoundError,
+    RunFolderError,
     StrapIOError,
 )
 from llm_instrumentation.storage import (
@@ -26,6 +28,8 @@ from llm_instrumentation.storage import (
     ObjectChangedError,
     StorageError,
     StorageOptions,
+    Uploader,
+    upload,
 )
 
 pytest.importorskip("obstore")
@@ -366,3 +370,103 @@ def test_a_shuffled_data_set_needs_a_folder(bucket, tmp_path):
     assert sum(len(batch["1"]) for batch in data) == STEPS * 4 * 32
     with pytest.raises(InvalidArgumentError, match="give scratch="):
         next(iter(ActivationDataset(URL, "1", batch_size=100, shuffle="full")))
+
+
+# ---- run folders ----
+
+RUN = "s3://models/long/"
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory) -> Path:
+    """A capture of several segments."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 256))
+    config = InstrumentationConfig.max().with_segments(gb=0.001)
+    until = time.monotonic() + 60
+    with torch.no_grad(), capture_activations(model, f"{folder}/", config=config):
+        while not (folder / "rank-00000.00003.stream").exists():
+            assert time.monotonic() < until
+            model(torch.randint(0, 50, (4, 32)))
+    return folder
+
+
+def test_a_run_folder_is_read_by_ranges(proxy, long_run):
+    upload(long_run, RUN)
+    before = proxy.answered
+    with ActivationReader(long_run) as local, ActivationReader(RUN) as remote:
+        assert remote.path == RUN and not remote.problem
+        assert remote.run == local.run and remote.index.equals(local.index)
+        opened = remote.fetched_bytes
+        steps = slice(remote.steps[-1] // 2, None)  # in some segments
+        view = remote["1"].select(steps=steps)
+        needed = sum(one.stored_bytes for one in view)
+        assert torch.equal(view.stack(), local["1"].select(steps=steps).stack())
+        assert needed <= remote.fetched_bytes - opened <= 1.1 * needed
+        for ours, theirs in zip(remote, local, strict=True):
+            assert torch.equal(ours.to_torch(), theirs.to_torch())
+        ours, theirs = remote.rows("1"), local.rows("1")
+        assert ours.column("token_id").tolist() == theirs.column("token_id").tolist()
+        assert remote.fetched_bytes <= proxy.answered - before
+
+    def batches(path):
+        return list(ActivationDataset(path, "1", batch_size=64, columns=["token_id"]))
+
+    for one, other in zip(batches(RUN), batches(long_run), strict=True):
+        assert torch.equal(one["1"], other["1"])
+        assert torch.equal(one["token_id"], other["token_id"])
+
+
+def test_a_run_that_is_uploaded_while_it_is_captured(bucket, tmp_path):
+    run = tmp_path / "run"
+    model = torch.nn.Linear(64, 256)
+    config = InstrumentationConfig.max().with_segments(gb=0.001)
+    with (
+        torch.no_grad(),
+        Uploader(run, RUN, delete_local=True, poll_s=0.05) as uploader,
+        capture_activations(model, f"{run}/", config=config),
+    ):
+        steps, until = 0, time.monotonic() + 60
+        while not (run / "rank-00000.00003.stream").exists() or not uploader.report.deleted:
+            assert time.monotonic() < until, uploader.error
+            torch.manual_seed(steps)
+            model(torch.randn(64, 64))
+            steps += 1
+    assert sorted(file.name for file in run.iterdir()) == ["manifest.json", "rank-00000.json"]
+    with ActivationReader(RUN) as reader, torch.no_grad():
+        assert not reader.problem and reader.steps == tuple(range(steps))
+        for activation in reader[""]:
+            torch.manual_seed(activation.step)
+            assert torch.equal(activation.to_torch(), model(torch.randn(64, 64)).half())
+
+
+def test_what_is_wrong_with_a_run_folder_is_named(bucket, long_run):
+    upload(long_run, RUN)
+    there = bucket / "long"
+    (there / "rank-00000.00001.stream").unlink()
+    with pytest.warns(RuntimeWarning, match=r"there is no rank-00000\.00001\.stream"):
+        ActivationReader(RUN).close()
+    first, second = (there / f"rank-00000.0000{k}.stream" for k in (0, 2))
+    for end in ("", ".index", ".calls", ".upload.json"):
+        shutil.copy(f"{second}{end}", f"{first}{end}")
+    with pytest.warns(RuntimeWarning, match="the record of its upload lists rank-00000.00002"):
+        ActivationReader(RUN).close()
+    Path(f"{first}.upload.json").unlink()
+    with pytest.raises(RunFolderError, match=r"rank-00000\.00000\.stream is a shard of another"):
+        ActivationReader(RUN)
+    text = (there / "manifest.json").read_text()
+    (there / "manifest.json").write_text(text[:100])
+    with pytest.raises(RunFolderError, match=r"s3://models/long/manifest\.json is not usable"):
+        ActivationReader(RUN)
+    shutil.rmtree(there)
+    with pytest.raises(NotFoundError, match="s3://models/long/"):
+        ActivationReader(RUN)
+
+
+def test_commands_take_the_url_of_a_run_folder(strap, bucket, long_run):
+    upload(long_run, RUN)
+    code, said, _ = strap("info", RUN)
+    assert code == 0 and "segments" in said
+    assert strap("verify", RUN)[0] == 0
+    assert strap("ls", RUN)[1] == strap("ls", str(long_run))[1]

@@ -33,6 +33,9 @@ class StreamSource(Protocol):
     def problem(self, streams: Sequence[Stream], live: bool) -> str:
         """The damage of the whole and of its streams; "": none."""
 
+    def close(self) -> None:
+        """Ends the work of the source; the streams are closed before."""
+
 
 class _Piece(NamedTuple):
     """The rows of a reader from one on; `stream` is the number of its stream."""
@@ -228,6 +231,12 @@ class JoinedReader:
         """Closes the readers of all streams."""
         for native in (*(piece.native for piece in self._pieces), *(n for n, _ in self._streams)):
             native.close()
+        self._source.close()
+
+    @property
+    def natives(self) -> list[Reader]:
+        """The readers of the streams."""
+        return [native for native, _ in self._streams]
 
 
 def _of_rank(batch: pa.RecordBatch, rank: int, schema: pa.Schema) -> pa.RecordBatch:

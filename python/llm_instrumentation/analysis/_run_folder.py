@@ -10,6 +10,7 @@ from .._native import Reader, capture_id_of
 from ..core.run_folder import ShardFolder
 from ..core.run_records import RunRecord, Shard
 from ..errors import CorruptError, NotFoundError, RunFolderError
+from ._calls import CallsOf
 from ._joined import Stream
 
 __all__ = ["RunStreams"]
@@ -33,6 +34,7 @@ class RunStreams:
     """
 
     def __init__(self, path: str, *, ignore_index: bool) -> None:
+        self._path = path
         self._folder = ShardFolder(path)
         self._ignore_index = ignore_index
         self._opened: set[str] = set()
@@ -62,16 +64,15 @@ class RunStreams:
         self.run = self._read()
         try:
             for shard in self.run.shards:
-                path = self._folder.path / shard.path
-                if shard.path in self._opened or not shard.capture_id or not path.exists():
+                if shard.path in self._opened or not shard.capture_id:
                     continue
                 try:
-                    found.append(Stream(self._open(shard), shard.rank))
-                except NotFoundError:
-                    if path.exists():  # else it has just been removed, as segments are
-                        raise
+                    native = self._open(shard)
                 except CorruptError as error:  # the other ranks are read all the same
                     self._unreadable[shard.path] = str(error)
+                else:
+                    if native is not None:
+                        found.append(Stream(native, shard.rank))
         except BaseException:
             for stream in found:
                 stream.native.close()
@@ -80,21 +81,49 @@ class RunStreams:
         if not self._opened:
             missing = ", ".join(shard.path for shard in self.run.shards[:_TOLD])
             why = self._states() or "; ".join(self._unreadable.values())
-            raise NotFoundError(f"{self._folder.path} has no stream to read: {missing}: {why}")
+            raise NotFoundError(f"{self._path} has no stream to read: {missing}: {why}")
         return found
 
-    def _open(self, shard: Shard) -> Reader:
+    def close(self) -> None:
+        """Nothing is kept open but the streams."""
+
+    def calls(self) -> list[CallsOf]:
+        """The calls of the streams."""
+        return [
+            CallsOf(os.path.join(self._path, shard.path), shard.capture_id, shard.rank)
+            for shard in self.run.shards
+        ]
+
+    def _open(self, shard: Shard) -> Reader | None:
+        """The reader of a shard; None: it is not there."""
         path = self._folder.path / shard.path
-        if (its := capture_id_of(path)) not in (None, shard.capture_id):
-            raise RunFolderError(
-                f"{path} is a shard of another run: it holds capture {its}, and that of run "
-                f"{self.run.run_id} is {shard.capture_id}. Move it away to read the other ranks"
-            )
-        native = Reader(path, ignore_index=self._ignore_index)
+        if not path.exists():
+            return None
+        self._check_id(path, shard, str(path))
+        try:
+            native = Reader(path, ignore_index=self._ignore_index)
+        except NotFoundError:
+            if path.exists():
+                raise
+            return None  # it has just been removed, as old segments are
         if native.info.live and native.info.scanned and not self._ignore_index:
             # Packets that the index does not list yet appear when it does, with shape and type.
             native = native.follow() or native
         return native
+
+    def _check_id(self, local: str | os.PathLike[str], shard: Shard, name: str) -> None:
+        """Refuses a shard of another run.
+
+        Args:
+            local: the stream on this machine.
+            shard: what the run says of it.
+            name: of the stream, for the error.
+        """
+        if (its := capture_id_of(local)) not in (None, shard.capture_id):
+            raise RunFolderError(
+                f"{name} is a shard of another run: it holds capture {its}, and that of run "
+                f"{self.run.run_id} is {shard.capture_id}. Move it away to read the other ranks"
+            )
 
     # ---- what is wrong --------------------------------------------------------
 
@@ -125,7 +154,7 @@ class RunStreams:
 
     def _differing(self) -> list[str]:
         """What is there and should not be, or the other way round."""
-        there = {shard.path for shard in self._folder.streams()}
+        there = self._sizes()
         listed = {shard.path for shard in self.run.shards}
         gone, sizes = [], []
         for shard in self.run.shards:
@@ -133,16 +162,19 @@ class RunStreams:
                 continue
             if shard.path not in there:
                 gone.append(shard.path)
-            elif shard.size_bytes is not None:
-                size = (self._folder.path / shard.path).stat().st_size
-                if size != shard.size_bytes:
-                    sizes.append(f"{shard.path} has {size} bytes, not {shard.size_bytes}")
-        strange = sorted(there - listed)
+            elif shard.size_bytes not in (None, size := there[shard.path]):
+                sizes.append(f"{shard.path} has {size} bytes, not {shard.size_bytes}")
+        strange = sorted(there.keys() - listed)
         return [
             _listed(gone, "there is no "),
             _listed(sizes),
             _listed(strange, "neither manifest nor rank files list "),
         ]
+
+    def _sizes(self) -> dict[str, int]:
+        """The streams that are there, and their sizes in bytes."""
+        names = [shard.path for shard in self._folder.streams()]
+        return {name: (self._folder.path / name).stat().st_size for name in names}
 
     def verify(self) -> str:
         """Compares the files beside the streams with their checksums; "": all are right."""

@@ -38,7 +38,7 @@ from ..errors import (
     StrapError,
     StrapTimeoutError,
 )
-from ..storage import RemoteReader, StorageOptions, open_reader, url_of
+from ..storage import RemoteReader, RemoteRun, StorageOptions, open_reader, open_run, url_of
 from ._ahead import Ahead
 from ._calls import Calls, CallsOf
 from ._catalogue import Alike
@@ -55,6 +55,7 @@ from ._follow import windows
 from ._joined import JoinedReader
 from ._parts import joined
 from ._progress import Progress
+from ._remote_run import RemoteRunStreams
 from ._run_folder import RunStreams
 from ._selection import Selector, among, bounds
 from ._snapshot import Snapshot, StoredForm
@@ -148,10 +149,22 @@ class ActivationReader:
 
     def _open(self, ignore_index: bool) -> Reader | JoinedReader:
         self._streams: RunStreams | None = None
-        if not (os.path.isdir(self.path) and is_run_folder(self.path)):
+        run = open_run(self.path, self._storage)
+        if isinstance(run, RemoteRun):
+            self._streams = RemoteRunStreams(run, ignore_index=ignore_index, options=self._storage)
+        elif run is not None or (os.path.isdir(self.path) and is_run_folder(self.path)):
+            folder = self.path if run is None else os.fspath(run)
+            self._streams = RunStreams(folder, ignore_index=ignore_index)
+        else:
             return open_reader(self.path, ignore_index=ignore_index, options=self._storage)
-        self._streams = RunStreams(self.path, ignore_index=ignore_index)
         return JoinedReader(self.path, self._streams)
+
+    @property
+    def _remote(self) -> list[RemoteReader]:
+        """The streams that are in a store."""
+        native = self._snapshot.native
+        natives = native.natives if isinstance(native, JoinedReader) else [native]
+        return [one for one in natives if isinstance(one, RemoteReader)]
 
     @property
     def _file(self) -> str:
@@ -161,15 +174,14 @@ class ActivationReader:
     @property
     def _written(self) -> datetime:
         """When the stream was last written, in UTC."""
-        if isinstance(native := self._snapshot.native, RemoteReader):
-            return native.written
+        if remote := self._remote:
+            return max(native.written for native in remote)
         return datetime.fromtimestamp(os.stat(self._file).st_mtime, timezone.utc)
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes that were received from the store of a URL until now; 0 for a path."""
-        native = self._snapshot.native
-        return native.fetched_bytes if isinstance(native, RemoteReader) else 0
+        return sum(native.fetched_bytes for native in self._remote)
 
     def _show(self, snapshot: Snapshot) -> None:
         """Makes a snapshot the reader's present one."""
@@ -390,11 +402,8 @@ class ActivationReader:
             if isinstance(native := self._snapshot.native, RemoteReader):
                 native.fetch_calls()
             streams = [CallsOf(self._file, self.capture_id)]
-            if self.run is not None:
-                streams = [
-                    CallsOf(os.path.join(self.path, shard.path), shard.capture_id, shard.rank)
-                    for shard in self.run.shards
-                ]
+            if self._streams is not None:
+                streams = self._streams.calls()
             self._calls = Calls(self.path, streams)
         return self._calls
 

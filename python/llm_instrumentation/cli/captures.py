@@ -47,7 +47,7 @@ class _OpenedAhead(ActivationReader):
         super().__init__(opening.path, warn=warn)
 
     def _open(self, ignore_index: bool) -> Reader | JoinedReader:
-        if self._opening.path.is_dir():
+        if self._opening.path.is_dir() or self._opening.may_be_a_run:
             return super()._open(ignore_index)
         self._streams = None
         return self._opening.reader()

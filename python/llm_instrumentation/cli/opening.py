@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._native import Reader
-from ..storage import open_reader
+from ..storage import names_stream, open_reader, url_of
 
 __all__ = ["Opening", "begin", "opening"]
 
@@ -25,12 +25,16 @@ class Opening:
 
     Attributes:
         path: the stream.
+        may_be_a_run: it is a URL that may name a run folder, and is not opened here.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reader: Reader | None = None
         self._error: BaseException | None = None
+        self.may_be_a_run = url_of(path) is not None and not names_stream(path)
+        if self.may_be_a_run:
+            return
         # A daemon, so that Ctrl-C does not wait for a slow disk.
         self._thread = threading.Thread(target=self._open, name="strap-open", daemon=True)
         self._thread.start()

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .._files import partial_beside, remove_leftovers
 from .._native import DTYPE_SIZES, Packet, Reader
 from ..core._atomic import typed_errors
 from ..core.calls_file import calls_path_for
 from ..core.token_files import token_file_paths
-from ..errors import NotFoundError, StrapError
+from ..errors import CorruptError, NotFoundError, StrapError
 from . import _record
 from ._beside import snapshot_files
 from ._bucket import Bucket
+from ._copy_folder import copy_folder
 from ._errors import CredentialsError, StorageError, UnfinishedUploadError
 from ._options import StorageOptions
 from ._sparse_copy import HEADER, NO_PACKETS, Ints, PacketTable, SparseCopy
@@ -58,7 +58,7 @@ class RemoteReader(Reader):
         CredentialsError: the store refuses the credentials.
         StorageError: the store did not answer in time.
         CorruptError: the object is no stream, or a file beside it has another checksum than the
-            uploaded one.
+            uploaded one, or the record of the upload is of another stream.
     """
 
     def __init__(
@@ -79,13 +79,19 @@ class RemoteReader(Reader):
                 f"{self.url}: its upload has not ended: wait for it, or run strap upload again, "
                 "which goes on where it ended"
             )
+        name = os.path.basename(self._location.key)
+        if self._record is not None and name not in self._record.files:
+            raise CorruptError(
+                f"{self.url}: the record of its upload lists {', '.join(self._record.files)}, and "
+                "not this stream: upload it again"
+            )
         self._options = options
         self._facts = self._bucket.facts(self._location)
         self._fetching_calls = threading.Lock()
         self._prefetching: threading.Thread | None = None
         self._closing = threading.Event()
         with contextlib.ExitStack() as stack:
-            local = stack.enter_context(_folder(options)) / os.path.basename(self._location.key)
+            local = stack.enter_context(copy_folder(options)) / name
             self._copy = SparseCopy(local, self._bucket, self._location, self._facts, options)
             stack.callback(self._copy.close)
             self._fetch_small(local, ignore_index)
@@ -282,18 +288,6 @@ class RemoteReader(Reader):
         packets = _packets(known)
         self._decoded = _decoded_bytes(known, packets)
         self._copy.adopt(packets)
-
-
-@contextlib.contextmanager
-def _folder(options: StorageOptions) -> Iterator[Path]:
-    """A new folder in the cache folder, removed at the end of the block."""
-    path = options.cache_folder / "copy"
-    with contextlib.ExitStack() as stack:
-        with typed_errors(f"cannot make a folder in {options.cache_folder}"):
-            options.cache_folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(path)  # of killed processes
-            folder = stack.enter_context(partial_beside(path, folder=True))
-        yield folder
 
 
 def _packets_of(index: Path) -> PacketTable | None:

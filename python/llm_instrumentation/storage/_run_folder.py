@@ -1,19 +1,23 @@
-"""Sends what is sealed of a run folder."""
+"""Run folders in stores: sends what is sealed of one, and fetches the small files of one."""
 
 from __future__ import annotations
 
-import re
+import contextlib
+import weakref
 from pathlib import Path
-from typing import Any
 
-from .._json import load_json_file
-from ..errors import CorruptError, NotFoundError
+from ..core._atomic import typed_errors
+from ..core.run_folder import ShardFolder
+from ..core.run_records import MANIFEST, RunRecord, Shard
+from ..errors import NotFoundError, RunFolderError
+from ._bucket import Bucket
+from ._copy_folder import copy_folder
+from ._errors import CredentialsError
+from ._options import StorageOptions
 from ._sending import Sending, Told
+from ._urls import Location, local_path, location_of, names_stream, url_of
 
-__all__ = ["send_folder", "send_sealed"]
-
-_RANK_FILE = re.compile(r"rank-\d{5,}\.json")
-_MANIFEST = "manifest.json"
+__all__ = ["RemoteRun", "open_run", "send_folder", "send_sealed"]
 
 
 def send_folder(
@@ -29,53 +33,116 @@ def send_folder(
 
     Raises:
         NotFoundError: the folder has no rank file and no manifest.
-        CorruptError: a rank file or the manifest is damaged. No stream of it is sent, or the
-            manifest is not.
+        RunFolderError: a rank file or the manifest is damaged. Then neither is sent.
     """
-    ranks = _rank_files(folder)
-    manifest = folder / _MANIFEST
-    if not ranks and not manifest.exists():
+    own = ShardFolder(folder)
+    ranks = own.rank_files()
+    if not ranks and not own.manifest_path.exists():
         raise NotFoundError(
-            f"{folder} is no run folder: it has neither {_MANIFEST} nor rank-00000.json; "
+            f"{folder} is no run folder: it has neither {MANIFEST} nor rank-00000.json; "
             "upload its streams one by one"
         )
     send_sealed(sending, folder, set() if done is None else done, told)
-    if manifest.exists():
-        _shards(manifest)  # or raises
-    for file in ranks:
-        sending.small(file)
-    if manifest.exists():
-        sending.small(manifest)
+    manifest = own.manifest()  # or raises
+    for rank in sorted(ranks):
+        sending.small(own.rank_path(rank))
+    if manifest is not None:
+        sending.small(own.manifest_path)
 
 
 def send_sealed(sending: Sending, folder: Path, done: set[str], told: Told | None = None) -> None:
     """Sends the streams that the rank files list as complete, and adds their names to `done`."""
-    manifest = folder / _MANIFEST
-    for file in _rank_files(folder) or ([manifest] if manifest.exists() else []):
-        for name in _shards(file):
-            if name not in done:
-                sending.stream(folder / name, told)
-                done.add(name)
+    for shard in _complete(ShardFolder(folder)):
+        if shard.path not in done:
+            sending.stream(folder / shard.path, told)
+            done.add(shard.path)
 
 
-def _rank_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if _RANK_FILE.fullmatch(file.name))
+def _complete(folder: ShardFolder) -> list[Shard]:
+    ranks = folder.rank_files().values()
+    listed = [shard for rank in ranks for shard in rank.shards]
+    if not ranks and (manifest := folder.manifest()) is not None:
+        listed = list(manifest.shards)
+    return [shard for shard in listed if shard.state == "complete"]
 
 
-def _shards(file: Path) -> list[str]:
-    """The streams that a rank file or manifest lists as complete.
+class RemoteRun:
+    """The rank files and the manifest of a run folder in a store, in a folder of this machine.
+
+    Args:
+        location: the run folder.
+        bucket: reads the store.
+        options: the place of the copies.
+
+    Attributes:
+        url: the run folder.
+        folder: the folder of this machine. It is removed when this object is closed or garbage.
+        found: whether the store has a manifest or the file of rank 0.
+    """
+
+    def __init__(self, location: Location, bucket: Bucket, options: StorageOptions) -> None:
+        self._location, self._bucket = location, bucket
+        self.url = location.url
+        with contextlib.ExitStack() as stack:
+            self.folder = stack.enter_context(copy_folder(options))
+            own = ShardFolder(self.folder)
+            manifest, first = self._fetch(MANIFEST), self._fetch(own.rank_path(0).name)
+            self.found = manifest or first
+            if self.found:
+                for rank in range(1, self.read().world_size):
+                    self._fetch(own.rank_path(rank).name)
+            self.close = weakref.finalize(self, stack.pop_all().close)
+
+    def read(self) -> RunRecord:
+        """The run that the files describe.
+
+        Raises:
+            RunFolderError: a file is damaged, or the files are of several runs.
+        """
+        try:
+            run = ShardFolder(self.folder).run()
+        except RunFolderError as error:
+            local = str(self.folder)
+            raise RunFolderError(str(error).replace(local, self.url.rstrip("/"))) from error
+        assert run is not None
+        return run
+
+    def shard(self, name: str) -> str:
+        """The URL of a shard."""
+        return self._location.inside(name).url
+
+    def _fetch(self, name: str) -> bool:
+        try:
+            content = self._bucket.read(self._location.inside(name))
+        except (NotFoundError, CredentialsError):
+            # Stores refuse those who may not list a bucket, in place of saying what is missing.
+            return False
+        with typed_errors(f"cannot write to {self.folder}"):
+            (self.folder / name).write_bytes(content)
+        return True
+
+
+def open_run(path: object, options: StorageOptions | None = None) -> RemoteRun | Path | None:
+    """The run folder that a URL names.
+
+    A name that ends in ".stream" or ".archive" is that of a stream.
+
+    Returns:
+        the folder; a path if it is on this machine; None if there is no run folder.
 
     Raises:
-        CorruptError: it is damaged, or a stream is outside of the folder.
+        StorageError: the store did not answer in time.
+        RunFolderError: a rank file or the manifest is damaged.
     """
-    way_out = "write it again, or upload the streams one by one"
-    try:
-        content: Any = load_json_file(file)
-        shards = [(shard["path"], shard["state"]) for shard in content["shards"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"{file} is no list of shards: {error!r}: {way_out}") from None
-    names = [name for name, state in shards if state == "complete"]
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CorruptError(f"{file} lists {name!r}, which is no file of its folder: {way_out}")
-    return names
+    if not isinstance(path, str) or url_of(path) is None or names_stream(path):
+        return None
+    location = location_of(path)
+    if location.store == "file:///":
+        local = local_path(location)
+        return local if local.is_dir() else None
+    options = StorageOptions() if options is None else options
+    run = RemoteRun(location, Bucket(location, options), options)
+    if not run.found:
+        run.close()
+        return None
+    return run

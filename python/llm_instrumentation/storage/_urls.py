@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["Location", "check_local", "local_path", "location_of", "url_of"]
+__all__ = ["Location", "check_local", "local_path", "location_of", "names_stream", "url_of"]
 
 # pathlib joins the slashes behind the colon: Path("s3://bucket/run") is "s3:/bucket/run".
 _URL = re.compile(r"(s3|gs|az|file):/{1,3}(.*)", re.DOTALL)
@@ -59,6 +59,11 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
         return None
     scheme, rest = found[1], found[2]
     return f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
+
+
+def names_stream(path: str | os.PathLike[str]) -> bool:
+    """Whether a path or URL has a name as streams and archives have it."""
+    return os.fspath(path).endswith((".stream", ".archive"))
 
 
 def check_local(path: str | os.PathLike[str], way_out: str) -> None:
