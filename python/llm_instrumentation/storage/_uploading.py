@@ -46,7 +46,8 @@ def upload(
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such stream, or no such bucket.
         BusyError: a capture is writing the stream.
-        CorruptError: (a ValueError) the capture or a JSON file is damaged.
+        CorruptError: (a ValueError) the capture is damaged.
+        RunFolderError: (a ValueError) a rank file or the manifest is damaged.
         CredentialsError: (a PermissionError) the store refuses the credentials.
         StorageError: (an OSError) the store did not take an object in time. What is there stays, no
             local file is deleted, and the next upload goes on.
@@ -124,7 +125,7 @@ class Uploader:
             StorageError: the store did not take an object in time. No file of a shard that is not
                 proven there is deleted; `upload` goes on with the rest.
             InvalidStateError: the shard under way took longer than `timeout_s`, and was stopped.
-            NotFoundError, CorruptError, CredentialsError: as of `upload`.
+            NotFoundError, CorruptError, RunFolderError, CredentialsError: as of `upload`.
         """
         closed = self._closing.is_set()
         self._closing.set()
