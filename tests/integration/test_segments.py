@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -280,3 +282,36 @@ def test_strap_tail_prints_the_tensors_as_they_come(tmp_path):
         [str(step), "4x16x50", "float16", "lm_head"]
         for step in (endless.steps - 2, endless.steps - 1)
     ]
+
+
+def test_the_warning_of_small_values_names_the_layers_of_all_segments(tmp_path):
+    model = nn.Sequential(nn.Identity())
+    until, run = time.monotonic() + 60, tmp_path / "run"
+    with (
+        torch.no_grad(),
+        pytest.warns(RuntimeWarning, match="too coarse for the small values of 1 tensors of '0'"),
+        capture_activations(model, f"{run}/", config=config(gb=SMALL).with_layers(include=["0"])),
+    ):
+        model(torch.full((64, 64), 1e-8))
+        while not segments(3)(run):
+            assert time.monotonic() < until
+            model(torch.ones(64, 64))
+
+
+def test_a_forked_child_begins_no_segment(tmp_path):
+    run, endless = tmp_path / "run", Endless()
+    with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)):
+        while not segments(2)(run):
+            endless.run()
+        child = os.fork()
+        if child == 0:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for _ in range(50):
+                    endless.run()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        while not segments(5)(run):
+            endless.run()
+    with ActivationReader(run) as reader:
+        assert not reader.problem and reader.steps == tuple(range(endless.steps))

@@ -7,7 +7,7 @@ from llm_instrumentation.core.monitor import _describe
 from llm_instrumentation.core.stats import CaptureStats
 
 RUNNING = CaptureStats(
-    "a.stream", packets=1234, raw_bytes=2_000_000_000, file_bytes=640_000_000, ratio=3.125,
+    "a.stream", packets=1234, raw_bytes=2_000_000_000, stored_bytes=640_000_000, ratio=3.125,
     queued_bytes=90_000_000,
 )  # fmt: skip
 

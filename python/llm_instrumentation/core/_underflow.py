@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from .._native import Reader
 
@@ -13,11 +14,12 @@ __all__ = ["underflowed_layers"]
 BOUND = 0.01
 
 
-def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
+def underflowed_layers(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """The layers with packets whose loss as float16 is above BOUND.
 
     Args:
-        path: a finished stream, captured without an error bound.
+        paths: finished streams, captured without an error bound. Those that were removed do not
+            count.
 
     Returns:
         Names of modules in the order of capture, each once.
@@ -28,12 +30,13 @@ def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
     import pyarrow.compute as pc
 
     names: dict[str, None] = {}
-    with Reader(path) as reader:
-        for batch in reader.index():
-            # The bound is lowered by the inaccuracy of the sums.
-            lost = pc.and_(
-                pc.equal(batch["source_dtype"], "float32"),
-                pc.greater(batch["mse"], pc.multiply(batch["mean_square"], BOUND * (1 - 1e-5))),
-            )
-            names.update(dict.fromkeys(batch["layer"].filter(lost).to_pylist()))
+    for path in filter(os.path.exists, paths):
+        with Reader(path) as reader:
+            for batch in reader.index():
+                # The bound is lowered by the inaccuracy of the sums.
+                lost = pc.and_(
+                    pc.equal(batch["source_dtype"], "float32"),
+                    pc.greater(batch["mse"], pc.multiply(batch["mean_square"], BOUND * (1 - 1e-5))),
+                )
+                names.update(dict.fromkeys(batch["layer"].filter(lost).to_pylist()))
     return list(names)

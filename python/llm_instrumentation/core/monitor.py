@@ -72,9 +72,9 @@ class Monitor:
                 return
             show(stats)
             if first is None:
-                first = stats.file_bytes
+                first = stats.stored_bytes
             elif not self._warned:
-                self._check_disk((stats.file_bytes - first) / (time.monotonic() - began))
+                self._check_disk((stats.stored_bytes - first) / (time.monotonic() - began))
 
     def _check_disk(self, rate: float) -> None:
         if rate <= 0:
@@ -107,7 +107,7 @@ def _describe(s: CaptureStats, drained: float | None = None) -> str:
             None: the capture goes on.
     """
     text = (
-        f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.file_bytes)} "
+        f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.stored_bytes)} "
         f"({s.ratio:.2f}x), queue {_size(s.queued_bytes)}"
     )
     if drained is not None:

@@ -128,6 +128,7 @@ class Recorder:
     ) -> None:
         config.validate()
         self.path = os.fspath(path)
+        self._streams = [self.path]
         self.tracker = tracker
         self.interrupted = False  # by Ctrl-C: the rest of the work does not wait for the disk
         self.gave_up = False  # packets were lost, because the disk did not answer
@@ -453,8 +454,10 @@ class Recorder:
 
     def _roll(self, path: str) -> str:
         """Lets the tensors to come go to a new stream; returns its id."""
+        self._sink.flush()  # copies from devices belong to the steps before
         self._session.roll(path)
         self.path, self.capture_id = path, self._session.capture_id
+        self._streams.append(path)
         self._calls.roll(path, self.capture_id)
         if self.tracker is not None:
             self.tracker.capture_id = self.capture_id
@@ -511,9 +514,10 @@ class Recorder:
                 "GB/s. A faster disk, a cheaper codec or fewer layers help"
             )
         if stats.underflowed and self._bound is None:
+            layers = _some(underflowed_layers(self._streams))
             warn(
                 f"float16 is too coarse for the small values of {stats.underflowed:,} tensors of "
-                f"{_some(underflowed_layers(self.path))}: more than 0.01 of their squared values "
+                f"{layers}: more than 0.01 of their squared values "
                 "is lost. InstrumentationConfig.with_float32() stores float32 as it is"
             )
         if replaced:

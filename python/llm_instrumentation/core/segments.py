@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class Segments:
         self._roll = roll
         self._sealed = sealed
         self._failed = failed
+        self._pid = os.getpid()
         self._began = time.monotonic()
         self._ends: dict[str, float] = {}  # when each sealed segment ended, by path
         self._lock = threading.Lock()
@@ -81,6 +83,8 @@ class Segments:
 
     def step(self) -> None:
         """Begins the segment that is wanted. A step calls it before anything of it is captured."""
+        if os.getpid() != self._pid:  # a fork captures nothing
+            return
         with self._lock:
             if not self.wanted:  # another thread's step was first
                 return

@@ -16,7 +16,7 @@ class CaptureStats:
     """Counters of a capture; times in seconds, sizes in bytes.
 
     Attributes:
-        path: the stream file.
+        path: the stream file; of a capture in segments the last one.
         packets: packets in the file.
         tensors: tensors captured; one gives several packets when it is split or has values
             beyond float16.
@@ -41,7 +41,7 @@ class CaptureStats:
         memory_bytes: staging memory taken from the system, or left by an earlier capture, now.
         memory_peak: the largest value of memory_bytes so far.
         memory_limit: the limit of the staging memory.
-        file_bytes: length of the stream.
+        file_bytes: length of the stream; of a capture in segments that of the last one.
         steps: outermost forward calls seen.
         seconds: time since the capture began.
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
