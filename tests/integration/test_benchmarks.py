@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["hook_cost.py", "memory.py", "ratio.py", "speed_kept.py", "throughput.py"]
@@ -72,6 +73,21 @@ def test_a_quick_run_on_captures_shows_its_table(name, line, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_quick_run_of_object_storage_reads_all_back(tmp_path):
+    pytest.importorskip("obstore")
+    s3_server.program()  # or skips
+    done = subprocess.run(
+        [
+            sys.executable, ROOT / "benchmarks" / "object_storage.py", "--quick",
+            "--folder", tmp_path,
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "every tensor equal" in done.stdout
 
 
 @pytest.mark.parametrize(("name", "line"), [("edges", "EAP "), ("trace_parts", "Ray ")])
