@@ -75,6 +75,26 @@ def test_a_quick_run_on_captures_shows_its_table(name, line, tmp_path):
     assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
+def scale(*arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "scale.py", *arguments],
+        capture_output=True, text=True, timeout=280, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
+    ).stdout  # fmt: skip
+
+
+def test_the_page_of_scale_has_the_calculated_tables():
+    page = (ROOT / "docs" / "explanation" / "scale.md").read_text()
+    tables = scale().strip().split("\n\n")
+    assert len(tables) == 4
+    for one in tables:
+        assert one in page
+
+
+def test_the_formulas_of_scale_are_the_bytes_of_captures():
+    assert scale("--check").count("\n| Llama ") == 3  # it ends with an error if they differ
+
+
 def test_a_quick_run_of_object_storage_reads_all_back(tmp_path):
     pytest.importorskip("obstore")
     s3_server.program()  # or skips
