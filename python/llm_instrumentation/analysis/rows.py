@@ -68,7 +68,7 @@ class Row:
         token_id: the token's id; None: unknown.
         document: the label ``document``, or None.
         labels: the other labels, as JSON, or None.
-        request: the name from ``for_request``, or None.
+        request: the label ``request``, or else the name from ``for_request``, or None.
         text: the token's text, if ``rows`` was given a tokenizer.
     """
 
@@ -179,13 +179,17 @@ class Rows(Sequence["Row"]):
         sequence: int | None = None,
         position: int | None = None,
         document: str | None = None,
+        request: str | None = None,
     ) -> Row:
-        """The single row of a step, sequence, position or document.
+        """The single row of a step, sequence, position, document or request.
 
         Raises:
             LookupError: there is no such row, or there are several.
         """
-        given = {"step": step, "sequence": sequence, "position": position, "document": document}
+        given = {
+            "step": step, "sequence": sequence, "position": position, "document": document,
+            "request": request,
+        }  # fmt: skip
         found = self._where(given)
         if len(found) == 1:
             return found[0]
@@ -205,11 +209,15 @@ class Rows(Sequence["Row"]):
         sequence: int | None = None,
         position: int | None = None,
         document: str | None = None,
+        request: str | None = None,
     ) -> Rows:
-        """The rows of a step, sequence, position and document; None: all."""
+        """The rows of a step, sequence, position, document and request; None: all."""
         return self._where(
-            {"step": step, "sequence": sequence, "position": position, "document": document}
-        )
+            {
+                "step": step, "sequence": sequence, "position": position, "document": document,
+                "request": request,
+            }
+        )  # fmt: skip
 
     def _where(self, wanted: dict[str, Any]) -> Rows:
         kept = np.ones(len(self), np.bool_)

@@ -479,7 +479,7 @@ class _Rows:
         """Adds calls of one form."""
         form, count = calls[0].form, len(calls)
         rows = form.rows
-        documents, labels = (form.labels or _NO_LABELS).of_rows(rows)
+        documents, requests, labels = (form.labels or _NO_LABELS).of_rows(rows)
         inputs = json.dumps(
             {name: {"shape": shape, "dtype": str(dtype).removeprefix("torch.")}
              for name, shape, dtype in form.others}
@@ -491,7 +491,7 @@ class _Rows:
             ("model", [form.model] * (rows * count)),
             ("entry", [form.entry] * (rows * count)),
             ("sequence", [n for call in calls for n in call.sequences or unknown]),
-            ("request", [form.request] * (rows * count)),
+            ("request", [form.request if one is None else one for one in requests] * count),
             ("document", documents * count),
             ("labels", labels * count),
             ("inputs", [inputs] * (rows * count)),

@@ -37,27 +37,31 @@ class Labels:
             if isinstance(value, tuple)
         )
 
-    def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None]]:
+    def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None], list[str | None]]:
         """The labels of the rows of a batch that they fit.
 
         A generation may turn each row into several, beside each other, as for beams. If there are
         fewer labels than rows, a label counts for several rows beside each other.
 
         Returns:
-            the documents of the rows, and JSON objects with their other labels; None: no label.
+            the documents and the requests of the rows, and JSON objects with their other labels;
+            None: no label.
         """
         columns: dict[str, list[Label]] = {}
         for name, value in self.values.items():
             several = value if isinstance(value, tuple) else (value,)
             columns[name] = [label for label in several for _ in range(rows // len(several))]
-        documents = columns.pop("document", [None] * rows)
+        texts = [
+            [None if label is None else str(label) for label in columns.pop(name, [None] * rows)]
+            for name in ("document", "request")
+        ]
         others: list[str | None] = [None] * rows
         for row in range(rows):
             found = {name: column[row] for name, column in columns.items()}
             found = {name: label for name, label in found.items() if label is not None}
             if found:
                 others[row] = json.dumps(found, ensure_ascii=False)
-        return [None if label is None else str(label) for label in documents], others
+        return texts[0], texts[1], others
 
 
 _labels: ContextVar[Labels | None] = ContextVar("llm_instrumentation_labels", default=None)
@@ -82,8 +86,9 @@ class annotate:  # noqa: N801, used as a function, like torch.set_grad_enabled
 
     Args:
         labels: a label for all rows, or a list or tuple with one label for each row of the batch. A
-            label is a text, a number, True or False; None removes it. ``document`` becomes a column
-            of its own, as a text; the others are stored together, as JSON.
+            label is a text, a number, True or False; None removes it. ``document`` and ``request``
+            become columns of their own, as texts; the others are stored together, as JSON.
+            ``request`` is for batches of several requests; `for_request` names one for all.
 
     Raises:
         TypeError: a label is something else.
