@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    InstrumentationFramework,
+    capture_activations,
+)
 from llm_instrumentation.analysis.compare import compare_captures
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.cli import main
@@ -470,3 +475,54 @@ def test_commands_take_the_url_of_a_run_folder(strap, bucket, long_run):
     assert code == 0 and "segments" in said
     assert strap("verify", RUN)[0] == 0
     assert strap("ls", RUN)[1] == strap("ls", str(long_run))[1]
+
+
+def test_credentials_that_expire_between_rank_files(proxy, bucket, long_run):
+    upload(long_run, RUN)
+    (bucket / "long" / "manifest.json").unlink()
+    for name, of in (("rank-00000.json", 1), ("rank-00001.json", 2)):
+        text = (long_run / "rank-00000.json").read_text()
+        (bucket / "long" / "rank-00000.json").write_text(
+            text.replace('"world_size": 1', f'"world_size": {of}')
+        )
+        proxy.fault = lambda request, name=name: "expired" if name in request.path else ""
+        with pytest.raises(CredentialsError, match=name):
+            ActivationReader(RUN)
+
+
+def test_the_streams_of_a_run_share_the_cache(bucket, long_run, tmp_path):
+    upload(long_run, RUN)
+    options = StorageOptions(cache_folder=tmp_path / "small", cache_bytes=400_000)
+    with ActivationReader(RUN, storage=options) as remote, ActivationReader(long_run) as local:
+        for ours, theirs in zip(remote, local, strict=True):
+            assert torch.equal(ours.to_torch(), theirs.to_torch())
+        copies = sum(f.stat().st_blocks * 512 for f in tmp_path.glob("small/*/*.stream"))
+        assert 0 < copies < 800_000 < remote.info.file_bytes
+
+
+def test_an_uploader_waits_for_the_folder(bucket, long_run, tmp_path):
+    run = tmp_path / "later"
+    with Uploader(run, RUN, poll_s=0.01) as uploader:
+        time.sleep(0.2)
+        assert uploader.error is None
+        shutil.copytree(long_run, run)
+    assert "manifest.json" in uploader.report.sent
+
+
+def test_files_of_a_whole_rank_are_uploaded(bucket, tmp_path):
+    run = tmp_path / "run"
+    framework = InstrumentationFramework(InstrumentationConfig.max().with_segments(gb=0.001))
+    framework.instrument_model(model := torch.nn.Linear(64, 256))
+    until = time.monotonic() + 60
+    with (
+        torch.no_grad(),
+        framework.capture_activations(f"{run}/", track_per_token=True) as tracker,
+    ):
+        while not (run / "rank-00000.00001.stream").exists():
+            assert time.monotonic() < until
+            model(torch.randn(64, 64))
+            tracker.record_token(1, "a")
+    sent = upload(run, RUN).sent
+    assert sent.index("rank-00000_tokens.json") < sent.index("rank-00000.json")
+    there = {file.name for file in (bucket / "long").iterdir()}
+    assert {file.name for file in run.iterdir()} <= there

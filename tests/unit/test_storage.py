@@ -42,6 +42,13 @@ def test_places_beside_and_inside():
     assert location_of("file:///data/runs").inside("x").url == "file:///data/runs/x"
 
 
+def test_credentials_in_a_url_are_refused_and_not_repeated():
+    with pytest.raises(InvalidArgumentError, match="has credentials in it") as error:
+        location_of("s3://AKID:very-secret@bucket/run.stream")
+    assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "")
+    assert location_of("s3://bucket/a@b.stream").key == "a@b.stream"
+
+
 def test_options_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("STRAP_CACHE_FOLDER", str(tmp_path))
     monkeypatch.setenv("STRAP_CACHE_BYTES", "5000")

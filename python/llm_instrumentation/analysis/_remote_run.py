@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .._files import sha256_file
@@ -28,7 +29,11 @@ class RemoteRunStreams(RunStreams):
         self, run: RemoteRun, *, ignore_index: bool, options: StorageOptions | None
     ) -> None:
         self._remote = run
-        self._options = options
+        options = StorageOptions() if options is None else options
+        there = sum(shard.state != "expired" for shard in run.read().shards)
+        # The streams share the limit evenly.
+        share = max(options.cache_bytes // max(there, 1), 1)
+        self._options = replace(options, cache_bytes=share)
         self._natives: dict[Shard, RemoteReader] = {}
         super().__init__(str(run.folder), ignore_index=ignore_index)
         self._path = run.url

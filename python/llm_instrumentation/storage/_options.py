@@ -38,7 +38,8 @@ class StorageOptions:
             is closed. Default: STRAP_CACHE_FOLDER of the environment, else
             ~/.cache/llm_instrumentation.
         cache_bytes: the most bytes of packets that a reader keeps; a packet that is larger is kept
-            alone. Default: STRAP_CACHE_BYTES of the environment, else 4 GiB.
+            alone. The streams of a run folder share them evenly. Default: STRAP_CACHE_BYTES of the
+            environment, else 4 GiB.
         connections: requests of a reader at a time.
         timeout_s: seconds that one request may take.
         deadline_s: seconds in which a request is repeated, with growing pauses, before it fails.

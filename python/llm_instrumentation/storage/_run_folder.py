@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ..core._atomic import typed_errors
 from ..core.run_folder import ShardFolder
-from ..core.run_records import MANIFEST, RunRecord, Shard
+from ..core.run_records import MANIFEST, RankFile, RunRecord, Shard
 from ..errors import NotFoundError, RunFolderError
+from ._beside import files_beside
 from ._bucket import Bucket
 from ._copy_folder import copy_folder
 from ._errors import CredentialsError
@@ -24,6 +25,8 @@ def send_folder(
     sending: Sending, folder: Path, told: Told | None = None, done: set[str] | None = None
 ) -> None:
     """Sends the sealed streams of a run folder, then its rank files, then the manifest.
+
+    Of a rank with segments the files of the whole rank, such as its tokens, go before its rank file.
 
     Args:
         sending: sends them.
@@ -44,7 +47,9 @@ def send_folder(
         )
     send_sealed(sending, folder, set() if done is None else done, told)
     manifest = own.manifest()  # or raises
-    for rank in sorted(ranks):
+    for rank, content in sorted(ranks.items()):
+        for file in _of_whole_rank(own, content):
+            sending.small(file)
         sending.small(own.rank_path(rank))
     if manifest is not None:
         sending.small(own.manifest_path)
@@ -66,6 +71,14 @@ def _complete(folder: ShardFolder) -> list[Shard]:
     return [shard for shard in listed if shard.state == "complete"]
 
 
+def _of_whole_rank(folder: ShardFolder, content: RankFile) -> list[Path]:
+    """The files that belong to no segment of a rank, but to all of them."""
+    streams = [folder.shard_path(content.rank, archive=archive) for archive in (False, True)]
+    listed = {shard.path for shard in content.shards}
+    files = [file for one in streams if one.name not in listed for file in files_beside(one)]
+    return [file for file in dict.fromkeys(files) if file.exists()]
+
+
 class RemoteRun:
     """The rank files and the manifest of a run folder in a store, in a folder of this machine.
 
@@ -85,13 +98,22 @@ class RemoteRun:
         self.url = location.url
         with contextlib.ExitStack() as stack:
             self.folder = stack.enter_context(copy_folder(options))
+            self._refused: CredentialsError | None = None
             own = ShardFolder(self.folder)
             manifest, first = self._fetch(MANIFEST), self._fetch(own.rank_path(0).name)
             self.found = manifest or first
             if self.found:
-                for rank in range(1, self.read().world_size):
+                # The manifest has all that rank files say, but of ranks that ended after it.
+                for rank in self._unknown_ranks() if manifest else range(1, self.read().world_size):
                     self._fetch(own.rank_path(rank).name)
+            if self._refused is not None and not manifest:
+                raise self._refused
             self.close = weakref.finalize(self, stack.pop_all().close)
+
+    def _unknown_ranks(self) -> list[int]:
+        """The ranks whose end the manifest does not know."""
+        unknown = ("missing", "capturing")
+        return sorted({s.rank for s in self.read().shards if s.state in unknown and s.rank})
 
     def read(self) -> RunRecord:
         """The run that the files describe.
@@ -114,8 +136,12 @@ class RemoteRun:
     def _fetch(self, name: str) -> bool:
         try:
             content = self._bucket.read(self._location.inside(name))
-        except (NotFoundError, CredentialsError):
-            # Stores refuse those who may not list a bucket, in place of saying what is missing.
+        except NotFoundError:
+            return False
+        except CredentialsError as error:
+            # Stores refuse those who may not list a bucket, in place of saying what is missing. So
+            # it counts only where the manifest does not say the same.
+            self._refused = error
             return False
         with typed_errors(f"cannot write to {self.folder}"):
             (self.folder / name).write_bytes(content)
@@ -131,6 +157,7 @@ def open_run(path: object, options: StorageOptions | None = None) -> RemoteRun |
         the folder; a path if it is on this machine; None if there is no run folder.
 
     Raises:
+        CredentialsError: the store refuses the credentials.
         StorageError: the store did not answer in time.
         RunFolderError: a rank file or the manifest is damaged.
     """

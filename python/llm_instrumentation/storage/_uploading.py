@@ -155,6 +155,8 @@ class Uploader:
     def _watch(self) -> None:
         pause = 1
         while not self._closing.wait(pause * self._poll_s):
+            if not self._folder.is_dir():  # the capture has not begun
+                continue
             try:
                 send_sealed(self._sending, self._folder, self._done)
             except Exception as error:  # `close` tries again, and raises it

@@ -90,6 +90,11 @@ def location_of(path: str | os.PathLike[str]) -> Location:
     if scheme == "file":
         return Location("file:///", rest.lstrip("/"))
     bucket, _, key = rest.partition("/")
+    if "@" in bucket:  # what is before it is not repeated, because it may be secret
+        raise InvalidArgumentError(
+            f"a URL of {scheme} has credentials in it, which would be printed and stored: give "
+            "them in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if not bucket:
         raise InvalidArgumentError(f"{url!r} names no bucket: write {scheme}://BUCKET/NAME")
     return Location(f"{scheme}://{bucket}", key)
