@@ -26,7 +26,7 @@ def send_folder(
 ) -> None:
     """Sends the sealed streams of a run folder, then its rank files, then the manifest.
 
-    Of a rank with segments the files of the whole rank, such as its tokens, go before its rank file.
+    The files of a whole rank with segments, such as its tokens, go before its rank file.
 
     Args:
         sending: sends them.
