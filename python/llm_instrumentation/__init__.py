@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .core.config import HookConfig, HookGranularity, InstrumentationConfig
     from .core.framework import InstrumentationFramework, analyze_activations_with_tokens
     from .core.labels import annotate
+    from .core.packed import packed
     from .core.scope import for_request
     from .core.stats import CaptureStats
     from .core.streaming import StreamingSerializer
@@ -44,6 +45,7 @@ __all__ = [
     "annotate",
     "capture_activations",
     "for_request",
+    "packed",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -63,5 +65,6 @@ __getattr__, __dir__ = lazy(
         "annotate": ".core.labels",
         "capture_activations": ".core.capture",
         "for_request": ".core.scope",
+        "packed": ".core.packed",
     },
 )

@@ -438,7 +438,9 @@ def test_layers_with_other_tokens(build, ids, tmp_path):
     path, t5 = tmp_path / "t5.stream", build("t5")
     with torch.no_grad(), capture_activations(t5, path):
         t5(input_ids=ids, decoder_input_ids=ids[:, :4])
-    with pytest.raises(LayersDifferError, match=r"2 rows of 9 tokens in step 0, .* of 4 tokens"):
+    with pytest.raises(
+        LayersDifferError, match=r"2 rows with 18 tokens in step 0, .* with 8 tokens"
+    ):
         ActivationDataset(path, ["encoder.block.0", "decoder.block.0"], batch_size=4)
 
 

@@ -12,7 +12,9 @@ from llm_instrumentation import (
     annotate,
     capture_activations,
     for_request,
+    packed,
 )
+from llm_instrumentation.analysis.dataset import ActivationDataset
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -153,3 +155,160 @@ def test_a_label_counts_more_than_the_request_of_the_thread(llama, ids, tmp_path
         assert second.column("request").tolist() == ["one"] * 9 + ["all"] * 9
         with pytest.raises(LookupError, match="request='nobody'"):
             rows.at(request="nobody")
+
+
+# ---- packed batches -------------------------------------------------------------------
+
+
+def packed_inputs(chunks):
+    """Several texts behind each other for a Llama: ids, positions, and a mask of its own each."""
+    lengths = [len(chunk) for chunk in chunks]
+    text = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths))
+    allowed = (text[:, None] == text) & torch.ones(len(text), len(text)).tril().bool()
+    mask = torch.zeros(1, 1, len(text), len(text)).masked_fill(~allowed, -1e9)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    return {"input_ids": torch.cat(chunks)[None], "position_ids": positions, "attention_mask": mask}
+
+
+class Request:
+    """A request of a server, which knows its own name."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+@torch.no_grad()
+def test_texts_of_a_packed_batch(llama, tmp_path):
+    prompts = prompts_of((5, 2, 7))
+    with (
+        capture_activations(llama, tmp_path / "run.stream", config=CONFIG),
+        packed(list(map(len, prompts.values()))),
+        annotate(request=list(prompts), document=["a", "b", "c"]),
+    ):
+        llama(**packed_inputs(list(prompts.values())))
+    check(llama, tmp_path / "run.stream", prompts)
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows(LAYER)
+        assert rows.column("sequence").tolist() == [0] * 5 + [1] * 2 + [2] * 7
+        assert rows.column("batch_row").tolist() == [0] * 5 + [1] * 2 + [2] * 7
+        assert rows.at(document="b", position=1).token_id == prompts["request 1"][1]
+        heads = reader.rows("model.layers.0.self_attn.q_proj")
+        assert torch.equal(heads.select(request="request 2").to_torch(), heads.to_torch()[7:])
+        values = rows.to_torch()
+    with ActivationDataset(tmp_path / "run.stream", LAYER, batch_size=14, shuffle="none") as data:
+        (batch,) = data
+        assert torch.equal(batch[LAYER], values)
+
+
+class Flat(torch.nn.Module):
+    """A model as engines have it: the tokens of all requests in one axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(90, 8)
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, input_ids=None, positions=None, inputs_embeds=None):
+        return self.layer(self.embed(input_ids) if inputs_embeds is None else inputs_embeds)
+
+
+@torch.no_grad()
+def test_texts_go_on_in_later_calls(tmp_path):
+    """Chunks of prompts, decoding, a prefix of a cache, and padding of a CUDA graph."""
+    model, first, second = Flat(), Request("first"), Request("second")
+    calls = [
+        # texts, lengths, starts, tokens of the batch
+        ([first], [4], [0], 4),
+        ([first, second], [2, 3], [4, 16], 8),  # 16 tokens of the second are in a cache
+        ([second, first], [1, 1], [19, 6], 2),
+        ([second, first], [1, 1], [20, 7], 2),
+    ]
+    ids = torch.randint(90, (16,))
+    at, given = 0, {"first": [], "second": []}
+    with capture_activations(model, tmp_path / "run.stream", config=CONFIG):
+        for texts, lengths, starts, size in calls:
+            chunk = torch.zeros(size, dtype=torch.long)
+            chunk[: sum(lengths)] = ids[at : at + sum(lengths)]
+            for text, length in zip(texts, lengths, strict=True):
+                given[text.name] += ids[at : at + length].tolist()
+                at += length
+            with (
+                packed(lengths, starts=starts, texts=texts),
+                annotate(request=[text.name for text in texts]),
+            ):
+                model(chunk)
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows("layer")
+        assert len(rows) == at == 13  # without the padding
+        for number, (name, begin) in enumerate((("first", 0), ("second", 16))):
+            its = rows.select(request=name)
+            assert its.column("token_id").tolist() == given[name]
+            assert its.column("position").tolist() == list(range(begin, begin + len(its)))
+            assert set(its.column("sequence").tolist()) == {number}
+            wanted = model.layer(model.embed(torch.tensor(given[name])))
+            torch.testing.assert_close(its.to_torch(), wanted)
+        padded = reader.rows("layer", padding=True)
+        assert len(padded) == 16
+        assert padded.column("position")[9:12].tolist() == [-1] * 3
+        assert padded.column("request")[9:12].tolist() == [None] * 3
+        assert padded.column("sequence")[9:12].tolist() == [-1] * 3
+
+
+@torch.no_grad()
+def test_packed_embeddings_and_hashed_tokens(tmp_path):
+    model = Flat()
+    config = InstrumentationConfig.max().with_token_ids("hashed", key=b"k")
+    ids = torch.tensor([3, 4, 3])
+    embeds = model.embed(ids)
+    with capture_activations(model, tmp_path / "run.stream", config=config), packed([1, 2]):
+        model(ids)
+        model(inputs_embeds=embeds)
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows("layer")
+        hashes = rows.column("token_hash").tolist()
+        assert hashes[0] == hashes[2] != hashes[1] and hashes[3:] == [0] * 3
+        assert rows.column("sequence").tolist() == [0, 1, 1, 2, 3, 3]
+        assert rows.column("position").tolist() == [0, 0, 1] * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("lengths", "ids", "message"),
+    [
+        ([3, 4], torch.ones(6).long(), "6 tokens cannot have 2 texts with 7 tokens"),
+        ([3, 4], torch.ones(2, 7).long(), "this one has 2 rows"),
+    ],
+)
+def test_a_packing_that_does_not_fit_is_told_once(tmp_path, lengths, ids, message):
+    model, path = Flat(), tmp_path / "run.stream"
+    with (
+        pytest.warns(RuntimeWarning, match=message) as told,
+        capture_activations(model, path),
+        packed(lengths),
+    ):
+        model(ids)
+        model(ids)
+    assert len(told) == 1
+    with ActivationReader(path) as reader:
+        assert len(reader.rows("layer")) == 2 * ids.numel()  # it is captured as one batch
+
+
+def test_packings_that_cannot_be():
+    with pytest.raises(ValueError, match=r"lengths must not be negative: \(3, -1\)"):
+        packed([3, -1])
+    with pytest.raises(ValueError, match="starts has 1 texts, and lengths 2"):
+        packed([3, 1], starts=[0])
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        packed([1.5])
+
+
+@torch.no_grad()
+def test_texts_that_cannot_be_recognised(tmp_path):
+    config = InstrumentationConfig.max()
+    config.strict = True
+    with (
+        pytest.raises(TypeError, match="weak reference"),
+        capture_activations(model := Flat(), tmp_path / "run.stream", config=config),
+        packed([2], texts=["a"]),
+    ):
+        model(torch.ones(2).long())

@@ -44,13 +44,15 @@ class Chosen(NamedTuple):
     Attributes:
         first: the call's first row in the table; -1: there is no call.
         rows: sequences in its batch.
-        tokens: tokens of each row.
+        tokens: tokens of each row; 0 if the rows of a packed batch differ; -1: no text.
+        total: tokens of all rows.
         decoder: whether the tokens of the decoder count.
     """
 
     first: Ints
     rows: Ints
     tokens: Ints
+    total: Ints
     decoder: bool
 
 
@@ -88,6 +90,16 @@ class _Lists:
         values: npt.NDArray[Any] = np.full(len(rows), unknown, self._kind)
         values[known] = self.values[self.starts[rows[known]] + tokens[known]]
         return values
+
+    def place(self, rows: Ints, tokens: Ints) -> tuple[Ints, Ints]:
+        """Where tokens are, that are counted from the first token of a row on, over further rows.
+
+        Returns:
+            the row of each token, and the token's number in that row.
+        """
+        values = self.starts[rows] + tokens
+        found = np.searchsorted(self.starts, values, side="right") - 1
+        return found, values - self.starts[found]
 
 
 class Calls:
@@ -240,10 +252,15 @@ class Calls:
         call = of[begins[found]]
         decoder = self._is_of_decoder(model, layer, call)
         positions = self.lists("decoder_positions" if decoder else "positions")
-        first, rows, tokens = (np.full(len(steps), n, np.int64) for n in (-1, 0, -1))
+        first, rows, tokens, total = (np.full(len(steps), n, np.int64) for n in (-1, 0, -1, 0))
         first[found], rows[found] = self._first[call], self._rows[call]
-        tokens[found] = positions.lengths[self._first[call]]
-        return Chosen(first, rows, tokens, decoder)
+        if len(self._first):
+            least, most = (
+                of.reduceat(positions.lengths, self._first) for of in (np.minimum, np.maximum)
+            )
+            tokens[found] = np.where(least == most, least, 0)[call]
+            total[found] = np.add.reduceat(np.maximum(positions.lengths, 0), self._first)[call]
+        return Chosen(first, rows, tokens, total, decoder)
 
     def _keys(self, steps: Ints, ranks: Ints) -> Ints:
         """A number for each pair of step and rank; the step alone for a single stream."""

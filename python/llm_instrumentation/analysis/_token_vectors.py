@@ -51,7 +51,7 @@ class _Layout(NamedTuple):
 
     Attributes:
         axes: what each axis is: "b" batch, "t" tokens, "h" heads, "w" width. Without "b" the
-            tokens of all rows are packed.
+            tokens of all rows are packed, as also where "b" is 1 and there are more rows.
         last: only the last token of each row is there.
     """
 
@@ -98,8 +98,8 @@ class TokenVectors:
         known = chosen.first >= 0 if calls is not None else np.ones(len(steps), np.bool_)
         self.left_out = int((~known).sum())
         self._activations, self.steps = activations[known], steps[known]
-        self._first, self._rows, self._tokens = (
-            column[known] for column in (chosen.first, chosen.rows, chosen.tokens)
+        self._first, self._rows, self._tokens, self._total = (
+            column[known] for column in (chosen.first, chosen.rows, chosen.tokens, chosen.total)
         )
         self._side = "decoder_" if chosen.decoder else ""
         shapes = self._shapes()
@@ -110,8 +110,10 @@ class TokenVectors:
         width = int(shapes[0, self._layout.axes.index("w")])
         self.shape = (self._heads, width) if "h" in self._layout.axes else (width,)
         self._check_width(shapes)
+        # The length of the axis of tokens.
+        self._along = shapes[:, self._layout.axes.index("t")]
         self.dtype = self._common_dtype()
-        there = self._rows if self._layout.last else self._rows * self._tokens
+        there = self._rows if self._layout.last else self._total
         self._ends = np.cumsum(there)
         self._starts = self._ends - there
 
@@ -155,8 +157,8 @@ class TokenVectors:
                 )
             rows.append(shape[0] if len(shape) == 3 else 1)
             tokens.append(shape[-2])
-        unknown = np.full(len(rows), -1)
-        return Chosen(unknown, np.array(rows), np.array(tokens), False)
+        unknown, (of_batch, each) = np.full(len(rows), -1), np.array([rows, tokens])
+        return Chosen(unknown, of_batch, each, of_batch * each, False)
 
     def _shapes(self) -> Ints:
         """The shapes of the activations, [activations, dimensions]."""
@@ -180,15 +182,15 @@ class TokenVectors:
         # A step of a generation has one token, and its tensors are whole.
         last = LAST_POSITION in names
         rows, tokens = self._rows, np.ones_like(self._tokens) if last else self._tokens
-        batch = (shapes[:, :1] == rows[:, None]).all(axis=1)
+        total = rows if last else self._total
         tried = {}
         if shapes.shape[1] == 2:
-            tried["tw"] = shapes[:, 0] == rows * tokens
-        if shapes.shape[1] == 3:
-            tried["btw"] = batch & (shapes[:, 1] == tokens)
-        if shapes.shape[1] == 4:
-            tried["bhtw"] = batch & (shapes[:, 2] == tokens)
-            tried["bthw"] = batch & (shapes[:, 1] == tokens)
+            tried["tw"] = shapes[:, 0] == total
+        elif shapes.shape[1] in (3, 4):
+            several, packed = shapes[:, 0] == rows, (shapes[:, 0] == 1) & (not last)
+            for axes in ("btw",) if shapes.shape[1] == 3 else ("bhtw", "bthw"):
+                along = shapes[:, axes.index("t")]
+                tried[axes] = several & (along == tokens) | packed & (along == total)
         found = [axes for axes, fit in tried.items() if fit.all()]
         if len(found) == 1:
             return _Layout(found[0], last)
@@ -208,8 +210,8 @@ class TokenVectors:
         shape = self.snapshot.catalogue.shape(int(self._activations[at]))
         return NotTokenAlignedError(
             f"{self.layer!r} is not aligned with the tokens: its shape is {list(shape or ())} in "
-            f"step {self.steps[at]}, where {self._rows[at]} rows have {self._tokens[at]} tokens "
-            f"each, and {why}. steps= chooses the steps to read"
+            f"step {self.steps[at]}, where {self._rows[at]} rows have {self._total[at]} tokens, "
+            f"and {why}. steps= chooses the steps to read"
         )
 
     def _check_width(self, shapes: Ints) -> None:
@@ -246,13 +248,13 @@ class TokenVectors:
                 f"{self.layer!r} has {len(self.steps)} activations, {other.layer!r} has "
                 f"{len(other.steps)}"
             )
-        mine = np.stack([self.steps, self._first, self._rows, self._tokens])
-        its = np.stack([other.steps, other._first, other._rows, other._tokens])
+        mine = np.stack([self.steps, self._first, self._rows, self._total])
+        its = np.stack([other.steps, other._first, other._rows, other._total])
         for at in np.flatnonzero((mine != its).any(axis=0)).tolist():
             one, two = mine[:, at].tolist(), its[:, at].tolist()
             return (
-                f"{self.layer!r} has {one[2]} rows of {one[3]} tokens in step {one[0]}, "
-                f"{other.layer!r} has {two[2]} rows of {two[3]} tokens in step {two[0]}"
+                f"{self.layer!r} has {one[2]} rows with {one[3]} tokens in step {one[0]}, "
+                f"{other.layer!r} has {two[2]} rows with {two[3]} tokens in step {two[0]}"
             )
         if self._layout.last != other._layout.last:
             return f"only one of {self.layer!r} and {other.layer!r} has all positions"
@@ -293,7 +295,11 @@ class TokenVectors:
         local = places - self._starts[at]
         if self._layout.last:
             return self._first[at] + local, self._tokens[at] - 1, at
-        batch_row, token = np.divmod(local, self._tokens[at])
+        each = self._tokens[at]
+        if self._calls is not None and not each.all():  # packed
+            positions = self._calls.lists(f"{self._side}positions")
+            return *positions.place(self._first[at], local), at
+        batch_row, token = np.divmod(local, each)
         return self._first[at] + batch_row, token, at
 
     def columns(self, names: Iterable[str], places: Ints) -> dict[str, npt.NDArray[Any]]:
@@ -361,7 +367,7 @@ class TokenVectors:
         if self._layout.axes == "bhtw":  # the heads of a token lie apart
             local = np.repeat(local - np.cumsum(count) + count, count) + np.arange(count.sum())
             at = np.repeat(at, count)
-            tokens = self._tokens[at]
+            tokens = self._along[at]
             batch_row, token = np.divmod(local, tokens)
             head = batch_row[:, None] * self._heads + np.arange(self._heads)
             local = (head * tokens[:, None] + token[:, None]).reshape(-1)

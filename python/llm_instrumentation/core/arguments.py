@@ -66,9 +66,24 @@ class Given(NamedTuple):
     others: dict[str, tuple[tuple[int | str, ...], torch.dtype]]
 
 
-def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
-    """Reads the arguments of a call. It copies nothing."""
+def given_to(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, packed: bool = False
+) -> Given:
+    """Reads the arguments of a call. It copies nothing.
+
+    Args:
+        module: the module that is called.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        packed: it is a packed batch. So embeddings may have two dimensions, [tokens, width], and
+            position ids may be named ``positions``, as engines do.
+    """
     named = named_arguments(module, args, kwargs)
+    embeds = named.get("inputs_embeds")
+    if packed and isinstance(embeds, Tensor) and embeds.dim() == 2:
+        named["inputs_embeds"] = embeds[None]
+    if packed and "positions" in named:
+        named.setdefault("position_ids", named.pop("positions"))
     text, used = _text(named, ""), ""
     if text is None and "input_ids" not in named and "inputs_embeds" not in named:
         # A model that is not of transformers: its first argument may be the token ids.

@@ -32,6 +32,7 @@ from .calls_file import (
     rows_before,
 )
 from .labels import Labels, current_labels
+from .packed import Packing, current_packing
 from .scope import current_request
 from .selection import original_name
 from .sequences import Sequences
@@ -45,6 +46,9 @@ _LAG_SECONDS = 1.0
 _MOST_BYTES = 32 << 20
 # Bytes that are written before the time is over. Readers hold so much of the file at once.
 _MANY_BYTES = 4 << 20
+
+# The columns with lists, of each side.
+_LISTS = ("token_ids", "token_hashes", "mask", "positions", "token_types")
 
 _Numbers = npt.NDArray[Any]
 
@@ -68,11 +72,19 @@ class _Side(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """All that calls must have in common to be written together."""
+    """All that calls must have in common to be written together.
+
+    Attributes:
+        rows: rows of the batch.
+        lengths: of a packed batch, the tokens of each row.
+        padding: the last row is the padding of a packed batch.
+    """
 
     model: str
     entry: str
     rows: int
+    lengths: tuple[int, ...] | None
+    padding: bool
     request: str | None
     labels: Labels | None
     text: _Side | None
@@ -87,6 +99,7 @@ class _Waiting(NamedTuple):
     step: int
     sequences: tuple[int, ...] | None
     cached: int | None
+    starts: tuple[int, ...] | None
     tensors: list[Tensor]
 
 
@@ -232,11 +245,17 @@ class CallLog:
 
         Raises:
             UnsupportedError: the tokens cannot be read, as those of a traced model.
-            InvalidArgumentError: the labels do not fit the number of rows. The call is recorded
-                without labels.
+            InvalidArgumentError: the labels do not fit the number of rows, or the packing the
+                tokens. The call is recorded without them.
         """
-        given = given_to(module, args, kwargs)
+        packing = current_packing()
+        given = given_to(module, args, kwargs, packed=packing is not None)
         text = given.decoder or given.text
+        misfit = None
+        if packing is not None and text is not None:
+            misfit = _misfit_of_packing(packing, given)
+            if misfit is None:
+                return self._begin_packed(given, text, packing, model, entry, step)
         caches = caches_of_call(args, kwargs)
         masked = None
         if text is not None and text.mask is not None:
@@ -254,12 +273,26 @@ class CallLog:
         labels = current_labels()
         fit = labels is None or labels.fit(given.rows)
         self._add(given, labels if fit else None, model, entry, step, sequences, cached)
+        if misfit is not None:
+            raise misfit
         if labels is not None and not fit:
-            raise InvalidArgumentError(
-                f"{labels} do not fit a batch of {given.rows} rows: give one label for each row, "
-                "or one for all"
-            )
+            raise _misfit_of_labels(labels, given.rows)
         return running
+
+    def _begin_packed(
+        self, given: Given, text: Text, packing: Packing, model: str, entry: str, step: int | None
+    ) -> Running:
+        texts = len(packing.lengths)
+        sequences = self._sequences.of_texts(packing.texts, texts)
+        if step is not None and os.getpid() == self._pid:
+            labels = current_labels()
+            fit = labels is None or labels.fit(texts)
+            positions = text.positions if packing.starts is None else None
+            given = given._replace(rows=texts, text=text._replace(mask=None, positions=positions))
+            self._add(given, labels if fit else None, model, entry, step, sequences, None, packing)
+            if labels is not None and not fit:
+                raise _misfit_of_labels(labels, texts)
+        return Running(None, [], 0)
 
     def end(self, running: Running, output: Any) -> None:
         """Remembers the sequences of a call that has ended. `output` is None if it raised."""
@@ -278,6 +311,7 @@ class CallLog:
         step: int,
         sequences: tuple[int, ...] | None,
         cached: int | None,
+        packing: Packing | None = None,
     ) -> None:
         tensors: list[Tensor] = []
         # The cache of an encoder-decoder model is the decoder's.
@@ -285,8 +319,17 @@ class CallLog:
         text = self._keep(given.text, own, tensors)
         decoder = self._keep(given.decoder, cached, tensors)
         others = tuple((name, *form) for name, form in given.others.items()) if given.others else ()
-        form = _Form(model, entry, given.rows, current_request(), labels, text, decoder, others)
-        size = 200 + sum(tensor.nbytes for tensor in tensors)
+        rows, lengths, starts, padding = given.rows, None, None, False
+        if packing is not None and text is not None:
+            lengths, starts = packing.lengths, packing.starts
+            rest = text.length - sum(lengths)
+            if rest:
+                padding, rows, lengths = True, rows + 1, (*lengths, rest)
+                starts = None if starts is None else (*starts, 0)
+        form = _Form(
+            model, entry, rows, lengths, padding, current_request(), labels, text, decoder, others
+        )
+        size = 200 + 20 * rows + sum(tensor.nbytes for tensor in tensors)
         with self._lock:
             while self._bytes > _MOST_BYTES and not self._over:
                 self._lock.wait()
@@ -294,7 +337,7 @@ class CallLog:
                 return
             if not self._waiting:
                 self._lock.notify_all()
-            self._waiting.append(_Waiting(form, step, sequences, cached, tensors))
+            self._waiting.append(_Waiting(form, step, sequences, cached, starts, tensors))
             self._taken += 1
             self._bytes += size
             if self._bytes > _MANY_BYTES:
@@ -479,21 +522,23 @@ class _Rows:
         """Adds calls of one form."""
         form, count = calls[0].form, len(calls)
         rows = form.rows
-        documents, requests, labels = (form.labels or _NO_LABELS).of_rows(rows)
+        padding = (None,) if form.padding else ()
+        documents, requests, labels = (form.labels or _NO_LABELS).of_rows(rows - len(padding))
+        requests = [form.request if one is None else one for one in requests]
         inputs = json.dumps(
             {name: {"shape": shape, "dtype": str(dtype).removeprefix("torch.")}
              for name, shape, dtype in form.others}
         ) if form.others else None  # fmt: skip
-        unknown = (None,) * rows
+        unknown = (None,) * (rows - len(padding))
         for name, cells in (
             ("step", [call.step for call in calls for _ in range(rows)]),
             ("row", [*range(rows)] * count),
             ("model", [form.model] * (rows * count)),
             ("entry", [form.entry] * (rows * count)),
-            ("sequence", [n for call in calls for n in call.sequences or unknown]),
-            ("request", [form.request if one is None else one for one in requests] * count),
-            ("document", documents * count),
-            ("labels", labels * count),
+            ("sequence", [n for call in calls for n in (call.sequences or unknown) + padding]),
+            ("request", [*requests, *padding] * count),
+            ("document", [*documents, *padding] * count),
+            ("labels", [*labels, *padding] * count),
             ("inputs", [inputs] * (rows * count)),
         ):
             self.columns[name] += cells
@@ -501,10 +546,44 @@ class _Rows:
         stacked = iter(
             [_stacked(alike) for alike in zip(*(call.tensors for call in calls), strict=True)]
         )
+        if form.text is not None and form.lengths is not None:
+            self._add_packed(form.text, form, [call.starts for call in calls], stacked)
+            self._add_text("decoder_", None, [0] * count, rows, stacked)
+            return
         # The cache of an encoder-decoder model is the decoder's.
         held = [-1 if call.cached is None else call.cached for call in calls]
         self._add_text("", form.text, held if form.decoder is None else [0] * count, rows, stacked)
         self._add_text("decoder_", form.decoder, held, rows, stacked)
+
+    def _add_packed(
+        self,
+        text: _Side,
+        form: _Form,
+        starts: list[tuple[int, ...] | None],
+        stacked: Iterator[_Numbers],
+    ) -> None:
+        lengths = np.array(form.lengths)
+        keep = text.length - (lengths[-1] if form.padding else 0)
+        found: dict[str, _Numbers] = {}
+        if text.ids:
+            self._add_ids(found, next(stacked))
+        if form.padding:
+            found["mask"] = np.broadcast_to(
+                np.arange(text.length) < keep, (len(starts), text.length)
+            )
+        if text.given:
+            found["positions"] = next(stacked)
+        else:
+            begins = np.array([one or (0,) * len(lengths) for one in starts])
+            ends = np.cumsum(lengths)
+            places = np.arange(text.length) + np.repeat(begins - ends + lengths, lengths, axis=1)
+            places[:, keep:] = -1
+            found["positions"] = places
+        if text.types:
+            found["token_types"] = next(stacked)
+        several = np.tile(lengths, len(starts))
+        for name in _LISTS:
+            self.lists[name].append(Column(found.get(name), len(several), several))
 
     def _add_text(
         self, side: str, form: _Side | None, held: list[int], rows: int, stacked: Iterator[_Numbers]
@@ -513,11 +592,7 @@ class _Rows:
         found: dict[str, _Numbers] = {}
         if form is not None:
             if form.ids:
-                ids = next(stacked)
-                if self._hashes is None:
-                    found["token_ids"] = ids
-                else:
-                    found["token_hashes"] = self._hashes.of(ids)
+                self._add_ids(found, next(stacked))
             mask = None if form.columns is None else _kept(next(stacked))
             if mask is not None:
                 found["mask"] = mask[..., mask.shape[-1] - form.length :]
@@ -527,8 +602,36 @@ class _Rows:
             if form.types:
                 found["token_types"] = next(stacked)
         length = 0 if form is None else form.length
-        for name in ("token_ids", "token_hashes", "mask", "positions", "token_types"):
+        for name in _LISTS:
             self.lists[side + name].append(Column(found.get(name), count, length))
+
+    def _add_ids(self, found: dict[str, _Numbers], ids: _Numbers) -> None:
+        if self._hashes is None:
+            found["token_ids"] = ids
+        else:
+            found["token_hashes"] = self._hashes.of(ids)
+
+
+def _misfit_of_packing(packing: Packing, given: Given) -> InvalidArgumentError | None:
+    """Why the batch of a call is not packed so; None: it is."""
+    if given.decoder is not None or given.text is None:
+        return InvalidArgumentError("the batches of an encoder-decoder model cannot be packed")
+    if given.text.rows != 1:
+        return InvalidArgumentError(
+            f"a packed batch has one row with all texts, and this one has {given.text.rows} rows"
+        )
+    if (tokens := sum(packing.lengths)) > given.text.length:
+        return InvalidArgumentError(
+            f"a batch of {given.text.length} tokens cannot have {len(packing.lengths)} texts with "
+            f"{tokens} tokens: give the lengths of what this call is given"
+        )
+    return None
+
+
+def _misfit_of_labels(labels: Labels, rows: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{labels} do not fit a batch of {rows} rows: give one label for each row, or one for all"
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:

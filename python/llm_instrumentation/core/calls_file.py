@@ -53,12 +53,12 @@ class Column(NamedTuple):
     Attributes:
         values: the values of all cells, one after the other; None: the cells are null.
         rows: the number of cells.
-        length: values of each cell.
+        length: values of each cell; or of one after the other, [rows].
     """
 
     values: npt.NDArray[Any] | None
     rows: int
-    length: int
+    length: int | npt.NDArray[np.int64]
 
 
 @functools.cache

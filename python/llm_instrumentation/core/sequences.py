@@ -68,6 +68,28 @@ class Sequences:
             numbers = self._numbers_of(cache)  # cropped
         return (numbers if numbers is not None and len(numbers) == rows else None), held
 
+    def of_texts(self, texts: Sequence[Any] | None, count: int) -> tuple[int, ...]:
+        """The sequences of a packed batch.
+
+        Args:
+            texts: an object for each text; one that came before goes on with its sequence. None:
+                all texts are new.
+            count: how many texts there are.
+
+        Raises:
+            TypeError: an object cannot be referenced weakly.
+        """
+        if texts is None:
+            return self._new(count)
+        found: list[int] = []
+        for text in texts:
+            numbers = self._numbers_of(text)
+            if numbers is None:
+                numbers = self._new(1)
+                self._remember(text, numbers)
+            found += numbers
+        return tuple(found)
+
     def end(
         self,
         numbers: tuple[int, ...] | None,
