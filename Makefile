@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
-.PHONY: help demo examples sae llama-cpp test test-go test-abi test-python test-faults fuzz bench \
+.PHONY: help demo examples sae llama-cpp vllm test test-go test-abi test-python test-faults fuzz bench \
 	generate lib install wheel sdist fmt lint docs clean
 
 help: ## List the targets
@@ -46,6 +46,10 @@ circuit: $(VENV)/.circuits ## Find the induction heads of a small model trained 
 
 llama-cpp: $(VENV)/.examples $(LIB) ## Capture a model in llama.cpp, and compare it with transformers
 	$(TOOLS) && HF_HUB_OFFLINE=1 $(PY) examples/llama_cpp/side_by_side.py
+
+vllm: $(VENV)/.toolchain $(LIB) $(HOOK) ## Test the captures of vLLM, in an environment with it
+	python=$$($(PY) packaging/vllm_environment.py) && \
+		"$$python" -m pytest -p no:cacheprovider tests/engines/test_vllm.py
 
 test: test-go test-abi test-python test-faults lint docs ## Run every check
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "storage": {"_native", "core"},  # the names of files beside a stream
     "analysis": {"_native", "_pages", "core", "storage"},
+    "engines": {"core"},
     "interventions": {"_pages", "analysis", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
@@ -59,7 +60,8 @@ TORCH = {
     "analysis.dataset",
     "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
-    *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "interventions", "memory"),
+    *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "engines"),
+    *("interventions", "memory"),
     "mrm.collector",
 }
 

@@ -35,6 +35,9 @@ class Streams:
     def problem(self, streams, live):
         return ""
 
+    def close(self):
+        self.closed = True
+
 
 @pytest.fixture
 def paths(tmp_path):
@@ -51,7 +54,8 @@ def paths(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:no module ran in the block")
 def test_rows_of_all_streams_have_their_values_and_rank(paths):
-    joined = JoinedReader("three", Streams(paths, 9))
+    source = Streams(paths, 9)
+    joined = JoinedReader("three", source)
     assert (joined.info.rows, joined.info.packets, joined.info.live) == (5, 5, False)
     table = joined.index().read_all()
     assert table["rank"].to_pylist() == [0, 0, 2, 2, 2]
@@ -78,6 +82,7 @@ def test_rows_of_all_streams_have_their_values_and_rank(paths):
     with pytest.raises(InvalidArgumentError, match="from row 0 to 5"):
         joined.follow(6)
     joined.close()
+    assert source.closed
 
 
 def test_streams_that_grow_by_turns_are_followed_to_their_end(tmp_path):

@@ -316,8 +316,8 @@ class TokenVectors:
             raise InvalidArgumentError(f"no column {name!r}: choose one of {', '.join(COLUMNS)}")
         if name == "step":
             return self.steps[at]
-        if name == "call":
-            return self.snapshot.catalogue.numbers("call")[self._activations[at]]
+        if name in ("call", "rank"):
+            return self.snapshot.catalogue.numbers(name)[self._activations[at]]
         if name == "batch_row":
             return row - self._first[at]
         if name == "text":

@@ -35,6 +35,7 @@ COLUMNS: dict[str, Any] = {
     "step": -1,
     "call": -1,
     "batch_row": -1,
+    "rank": -1,
     "sequence": -1,
     "position": -1,
     "token_id": -1,
@@ -163,9 +164,9 @@ class Rows(Sequence["Row"]):
         """A column of the rows: a numpy array with an element for each row.
 
         Args:
-            name: "step", "call", "batch_row", "sequence", "position", "token_id", "token_type",
-                "token_hash", "document", "labels", "request" or "text". Unknown numbers are -1 (0
-                for hashes), unknown texts None.
+            name: "step", "call", "batch_row", "rank", "sequence", "position", "token_id",
+                "token_type", "token_hash", "document", "labels", "request" or "text". Unknown
+                numbers are -1 (0 for hashes), unknown texts None.
 
         Raises:
             InvalidArgumentError: there is no such column; or "text" without a tokenizer.
@@ -180,15 +181,16 @@ class Rows(Sequence["Row"]):
         position: int | None = None,
         document: str | None = None,
         request: str | None = None,
+        rank: int | None = None,
     ) -> Row:
-        """The single row of a step, sequence, position, document or request.
+        """The single row of a step, sequence, position, document, request or rank.
 
         Raises:
             LookupError: there is no such row, or there are several.
         """
         given = {
             "step": step, "sequence": sequence, "position": position, "document": document,
-            "request": request,
+            "request": request, "rank": rank,
         }  # fmt: skip
         found = self._where(given)
         if len(found) == 1:
@@ -210,12 +212,13 @@ class Rows(Sequence["Row"]):
         position: int | None = None,
         document: str | None = None,
         request: str | None = None,
+        rank: int | None = None,
     ) -> Rows:
-        """The rows of a step, sequence, position, document and request; None: all."""
+        """The rows of a step, sequence, position, document, request and rank; None: all."""
         return self._where(
             {
                 "step": step, "sequence": sequence, "position": position, "document": document,
-                "request": request,
+                "request": request, "rank": rank,
             }
         )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Captures of inference engines that run their models in processes of their own."""

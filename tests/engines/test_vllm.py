@@ -1,0 +1,230 @@
+"""Captures of vLLM itself, on processors. `make vllm` makes an environment with it.
+
+What the rows should be is computed by transformers, one request at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llm_instrumentation import ActivationReader, InstrumentationConfig
+from llm_instrumentation.engines.vllm import EXTENSION, capture_vllm
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("vllm", reason="needs vLLM: make vllm makes an environment with it")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.timeout(600)
+LAYER = "model.layers.1"
+PREFIX = list(range(1, 41))
+SERVER = "vllm.entrypoints.openai.api_server"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings():
+    """They hold for engines in this process and in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=512,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    words = ["?", "The", "ferry", "Seven", "stones", *(f"w{n}" for n in range(5, 512))]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="?")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="?", eos_token="w511"
+    ).save_pretrained(path)
+    return path
+
+
+def engine(model: Path, **how: Any):
+    from vllm import LLM
+
+    return LLM(
+        str(model), skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+        max_model_len=256, max_num_seqs=8, block_size=32, enable_prefix_caching=True,
+        worker_extension_cls=EXTENSION, **how,
+    )  # fmt: skip
+
+
+def generate(llm, prompts, *, temperature=0.0, **how):
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=temperature, detokenize=False, ignore_eos=True, **how)
+    prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(prompts, sampling, use_tqdm=False)
+
+
+@torch.no_grad()
+def check(model: Path, path, results) -> dict[str, list[int]]:
+    """Compares the rows with transformers. It returns the positions of each request's rows."""
+    alone = transformers.LlamaForCausalLM.from_pretrained(model).eval()
+    found = {}
+    with ActivationReader(path) as reader:
+        outputs, residuals = (reader.rows(name) for name in (LAYER, f"{LAYER}[1]"))
+        for result in results:
+            for number, answer in enumerate(result.outputs):
+                several = len(result.outputs) > 1
+                name = f"{number}_{result.request_id}" if several else result.request_id
+                its = outputs.select(request=name, rank=0)
+                tokens = result.prompt_token_ids + list(answer.token_ids[:-1])
+                positions = its.column("position").tolist()
+                assert its.column("token_id").tolist() == [tokens[at] for at in positions]
+                assert positions[-1] == len(tokens) - 1
+                hidden = alone(torch.tensor([tokens]), output_hidden_states=True).hidden_states[2]
+                stream = its.to_torch() + residuals.select(request=name, rank=0).to_torch()
+                torch.testing.assert_close(stream, hidden[0, positions], rtol=1e-4, atol=1e-5)
+                found[name] = positions
+    return found
+
+
+def exact() -> InstrumentationConfig:
+    return InstrumentationConfig.balanced().with_float32()
+
+
+def test_chunks_prefixes_and_several_answers(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine is in this process
+    llm = engine(model, max_num_batched_tokens=16)
+    with capture_vllm(llm, tmp_path / "run.stream", config=exact()):
+        first = generate(llm, [PREFIX], max_tokens=8)
+        results = first + generate(llm, [[*PREFIX, 50, 51], [7, 8, 9]], max_tokens=20)
+        results += generate(llm, [[9, 8, 7]], max_tokens=4, n=2, temperature=1.0)
+    generate(llm, [[1, 2]], max_tokens=2)  # behind the capture
+    found = check(model, tmp_path / "run.stream", results)
+    assert found == {
+        "0": [*range(47)],
+        "1": [*range(32, 61)],  # a block of 32 tokens was in the cache
+        "2": [*range(22)],
+        "0_3": [*range(6)],
+        "1_3": [*range(6)],
+    }
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows(LAYER)
+        assert len(rows) == sum(map(len, found.values()))
+        assert max(rows.select(request="0").column("batch_row")) == 0
+        steps = rows.select(request="0").column("step").tolist()
+        assert [steps.count(step) for step in sorted(set(steps))] == [16, 16, 8] + [1] * 7
+
+
+def test_requests_that_make_room_are_computed_again(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = engine(model, num_gpu_blocks_override=12)
+    prompts = [list(range(n, n + 30)) for n in (1, 101, 201)]
+    with capture_vllm(llm, tmp_path / "run.stream", config=exact()):
+        results = generate(llm, prompts, max_tokens=180)
+    found = check(model, tmp_path / "run.stream", results)
+    assert any(len(positions) > len(set(positions)) for positions in found.values())
+
+
+def test_several_workers(model, tmp_path):
+    """Two processes, each with half of the heads, write a run folder."""
+    llm = engine(model, tensor_parallel_size=2)
+    with capture_vllm(llm, f"{tmp_path}/run/", config=exact()):
+        results = generate(llm, [PREFIX, [7, 8, 9]], max_tokens=8)
+    check(model, tmp_path / "run", results)
+    with ActivationReader(tmp_path / "run") as reader:
+        assert [shard.state for shard in reader.run.shards] == ["complete"] * 2
+        rows = reader.rows(f"{LAYER}.self_attn.qkv_proj")
+        assert set(rows.column("rank").tolist()) == {0, 1}
+        assert rows.shape == (128,)  # of 4 x 32 + 2 x 2 x 32
+    del llm
+
+
+def test_an_engine_that_compiles_is_refused(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = engine(model)
+    llm.llm_engine.vllm_config.model_config.enforce_eager = False
+    with pytest.raises(Exception, match="no hooks run: start it with enforce_eager=True"):
+        capture_vllm(llm, tmp_path / "run.stream").__enter__()
+
+
+def test_a_server(model, tmp_path):
+    """Captures begin and end by requests to the server, which answers others at the same time."""
+    port, log = 8791, tmp_path / "server.log"
+    command = [
+        sys.executable, "-m", SERVER, "--model", model, "--served-model-name", "tiny", "--port",
+        port, "--skip-tokenizer-init", "--enforce-eager", "--dtype", "float32", "--max-model-len",
+        256, "--worker-extension-cls", EXTENSION,
+    ]  # fmt: skip
+
+    def ask(path: str, **content: Any) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/{path}",
+            json.dumps(content).encode(),
+            {"Content-Type": "application/json", "X-Request-Id": str(content.pop("name", ""))},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+    with open(log, "wb") as out:
+        server = subprocess.Popen(
+            list(map(str, command)), env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        until = time.monotonic() + 180
+        while True:
+            assert server.poll() is None and time.monotonic() < until, log.read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        begun = ask(
+            "collective_rpc", method="begin_capture", args=[f"{tmp_path}/run/"],
+            kwargs={"preset": "max", "settings": {"include": ["model.layers.?"]}},
+        )  # fmt: skip
+        assert begun["results"] == [f"{tmp_path}/run/rank-00000.stream"]
+        with ThreadPool(3) as pool:
+            pool.map(
+                lambda n: ask("v1/completions", prompt=[1, 2, 3 + n], max_tokens=5, name=f"n{n}"),
+                range(3),
+            )
+        (told,) = ask("collective_rpc", method="end_capture")["results"]
+        assert told["packets"] and not told["dropped"]
+    finally:
+        server.terminate()
+        server.wait(60)
+    with ActivationReader(tmp_path / "run") as reader:
+        rows = reader.rows(LAYER)
+        names = {f"cmpl-n{n}-0" for n in range(3)}
+        assert set(rows.column("request")) == names
+        assert rows.select(request="cmpl-n1-0").column("token_id").tolist()[:3] == [1, 2, 4]
+
+
+def test_the_example_of_the_page(model, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "howto" / "engines.md"
+    code = re.search(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[1]
+    (tmp_path / "example.py").write_text(code.replace('"MODEL"', f'"{model}", max_model_len=256'))
+    ran = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert re.search(
+        r"^\[ 0  1 .*torch.Size\(\[\d+, 128\]\)$", ran.stdout, re.MULTILINE | re.DOTALL
+    )
