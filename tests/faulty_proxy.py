@@ -18,6 +18,9 @@ EXPIRED = (
 )
 
 
+_ANSWERS = {"503": (503, b"busy"), "expired": (400, EXPIRED), "refused": (405, b"no")}
+
+
 class Request(NamedTuple):
     """A request that came by.
 
@@ -42,7 +45,8 @@ class Proxy:
         fault: gives for a request the name of a fault, or "" for none:
             "reset" (the connection is reset before the answer), "503", "expired", "truncated" (the
             answer ends early), "wrong" (a byte of the answer changes), "slow" (the answer takes
-            longer than the client waits), "wrong upload" (a byte of the request changes).
+            longer than the client waits), "refused" (status 405), "wrong upload" (a byte of the
+            request changes).
         requests: all that came.
         answered: bytes of the bodies of GET that were passed on, errors aside.
         received: bytes of the bodies of requests.
@@ -105,7 +109,7 @@ class Proxy:
             self.requests.append(request)
         fault = self.fault(request)
         body = bytearray(self._body(handler))
-        if fault in ("503", "expired"):
+        if fault in _ANSWERS:
             return self._answer(handler, fault)
         if fault == "wrong upload" and body:
             body[len(body) // 2] ^= 1
@@ -139,7 +143,7 @@ class Proxy:
         return b"".join(parts)
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler, fault: str) -> None:
-        status, content = (503, b"busy") if fault == "503" else (400, EXPIRED)
+        status, content = _ANSWERS[fault]
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()

@@ -36,6 +36,7 @@ from llm_instrumentation.storage import (
     Uploader,
     upload,
 )
+from llm_instrumentation.storage._bucket import Bucket
 
 pytest.importorskip("obstore")
 from faulty_proxy import faulty_proxy
@@ -507,6 +508,41 @@ def test_an_uploader_waits_for_the_folder(bucket, long_run, tmp_path):
         assert uploader.error is None
         shutil.copytree(long_run, run)
     assert "manifest.json" in uploader.report.sent
+
+
+def test_a_refused_upload_is_not_repeated(proxy, capture):
+    """A status of the store that says so ends it at once; 503 and the like are repeated."""
+    parts = []
+
+    def fault(request):
+        upload = request.method in ("PUT", "POST") and "upload.json" not in request.path
+        parts.append(request) if upload else None
+        return "refused" if upload else ""
+
+    proxy.fault = fault
+    with pytest.raises(StorageError, match="status 405"):
+        upload(capture, "s3://models/refused/")
+    assert len(parts) == 1
+
+
+def test_local_files_stay_if_the_store_has_no_etags(bucket, capture, monkeypatch):
+    facts = Bucket.facts
+    monkeypatch.setattr(Bucket, "facts", lambda *at: facts(*at)._replace(etag=None))
+    put_parts = Bucket.put_parts
+    monkeypatch.setattr(Bucket, "put_parts", lambda *how: put_parts(*how) and None)
+    with pytest.raises(StorageError, match="has no ETag.*no local file is deleted"):
+        upload(capture, "s3://models/etags/", delete_local=True)
+    assert capture.exists() and (bucket / "etags" / "run.stream").exists()
+
+
+def test_verifying_a_run_folder_looks_at_all_of_its_files(strap, bucket, long_run):
+    upload(long_run, RUN)
+    (calls, *_) = (bucket / "long").glob("*.stream.calls")
+    content = bytearray(calls.read_bytes())
+    content[-20] ^= 1
+    calls.write_bytes(content)
+    code, out, _ = strap("verify", RUN)
+    assert code == 1 and calls.name in out
 
 
 def test_files_of_a_whole_rank_are_uploaded(bucket, tmp_path):

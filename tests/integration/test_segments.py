@@ -305,6 +305,7 @@ def test_a_forked_child_begins_no_segment(tmp_path):
             endless.run()
         child = os.fork()
         if child == 0:
+            torch.set_num_threads(1)  # the threads of OpenMP are not in the child
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 for _ in range(50):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from .._files import sha256_file
 from .._native import Reader
 from ..core.run_records import RunRecord, Shard
-from ..errors import NotFoundError
+from ..errors import CorruptError, NotFoundError
 from ..storage import RemoteReader, RemoteRun, StorageOptions, UnfinishedUploadError
 from ._calls import CallsOf
-from ._run_folder import RunStreams
+from ._run_folder import RunStreams, wrong_files
 
 __all__ = ["RemoteRunStreams"]
 
@@ -76,12 +74,11 @@ class RemoteRunStreams(RunStreams):
         return {shard.path: native.info.file_bytes for shard, native in self._natives.items()}
 
     def verify(self) -> str:
-        """Compares the files that were fetched with their checksums; "": all are right."""
-        wrong = [
-            f"{file.path} is not the file that was written with its shard"
-            for shard, native in self._natives.items()
-            for file in shard.files
-            if (local := Path(native.path).with_name(file.path)).exists()
-            and sha256_file(local) != file.sha256
-        ]
-        return "; ".join(wrong)
+        there, wrong = [], []
+        for shard, native in self._natives.items():
+            for file in shard.files:
+                try:
+                    there.append((native.fetch_beside(file.path), file))
+                except (NotFoundError, CorruptError) as error:
+                    wrong.append(str(error))
+        return "; ".join(filter(None, [*wrong, wrong_files(there)]))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from .._files import sha256_file
 from .._native import Reader, capture_id_of
 from ..core.run_folder import ShardFolder
-from ..core.run_records import RunRecord, Shard
+from ..core.run_records import RunRecord, Shard, SmallFile
 from ..errors import CorruptError, NotFoundError, RunFolderError
 from ._calls import CallsOf
 from ._joined import Stream
 
-__all__ = ["RunStreams"]
+__all__ = ["RunStreams", "wrong_files"]
 
 _TOLD = 5  # at most so many faults of a kind are listed
 
@@ -178,15 +179,22 @@ class RunStreams:
 
     def verify(self) -> str:
         """Compares the files beside the streams with their checksums; "": all are right."""
-        wrong = []
-        for shard in self.run.shards:
-            for file in shard.files:
-                path = self._folder.path / file.path
-                if not path.is_file():
-                    wrong.append(f"{file.path} is missing")
-                elif path.stat().st_size != file.size_bytes or sha256_file(path) != file.sha256:
-                    wrong.append(f"{file.path} is not the file that was written with its shard")
-        return _listed(wrong)
+        return wrong_files(
+            (self._folder.path / file.path, file)
+            for shard in self.run.shards
+            for file in shard.files
+        )
+
+
+def wrong_files(files: Iterable[tuple[Path, SmallFile]]) -> str:
+    """Which files differ from what the manifest says of them; "": none does."""
+    wrong = []
+    for path, file in files:
+        if not path.is_file():
+            wrong.append(f"{file.path} is missing")
+        elif path.stat().st_size != file.size_bytes or sha256_file(path) != file.sha256:
+            wrong.append(f"{file.path} is not the file that was written with its shard")
+    return _listed(wrong)
 
 
 def _listed(found: Iterable[str], before: str = "") -> str:

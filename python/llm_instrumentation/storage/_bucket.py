@@ -259,11 +259,14 @@ class Bucket:
             why = error.strerror or said
         else:
             why = next((ours for words, ours in _SAYS if words in said), "an unexpected answer")
-        if not _refused(said):
+        refused = _refused(said)
+        if not refused:
             why += f", for {self._deadline_s:g} s"
-        raise StorageError(
+        failed = StorageError(
             f"{location.url}: {why}: look after the store and the network, and try again"
-        ) from None
+        )
+        failed.refused = refused
+        raise failed from None
 
 
 class _TornError(Exception):

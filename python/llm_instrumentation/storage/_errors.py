@@ -13,7 +13,13 @@ __all__ = [
 
 
 class StorageError(StrapIOError):
-    """The store did not do what it was asked for, within the time and the retries it has."""
+    """The store did not do what it was asked for, within the time and the retries it has.
+
+    Attributes:
+        refused: asking again is of no use.
+    """
+
+    refused = False
 
 
 class CredentialsError(StrapPermissionError):

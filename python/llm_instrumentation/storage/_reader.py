@@ -87,7 +87,7 @@ class RemoteReader(Reader):
             )
         self._options = options
         self._facts = self._bucket.facts(self._location)
-        self._fetching_calls = threading.Lock()
+        self._fetching = threading.Lock()
         self._prefetching: threading.Thread | None = None
         self._closing = threading.Event()
         with contextlib.ExitStack() as stack:
@@ -127,9 +127,15 @@ class RemoteReader(Reader):
 
     def fetch_calls(self) -> None:
         """Fetches the calls file, which can be large. A second call does nothing."""
-        with self._fetching_calls:
-            if not calls_path_for(self.path).exists():
-                self._fetch_file(calls_path_for(self.path))
+        self.fetch_beside(calls_path_for(self.path).name)
+
+    def fetch_beside(self, name: str) -> Path:
+        """Fetches a file beside the stream, if the store has it; returns where it then is."""
+        local = Path(self.path).with_name(name)
+        with self._fetching:
+            if not local.exists():
+                self._fetch_file(local)
+        return local
 
     # ---- what the library reads ----
 

@@ -167,8 +167,8 @@ class Sending:
                     max(1, self._memory_bytes // part),
                 )
                 break
-            except StorageError:
-                if attempt == _ATTEMPTS - 1:
+            except StorageError as error:
+                if error.refused or attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(2.0**attempt)
         facts = self._bucket.facts(location)
@@ -196,6 +196,11 @@ class Sending:
         """Deletes local files whose objects are all proven, the stream first."""
         for name, proof in record.files.items():
             facts = self._bucket.facts(self._location.inside(name))
+            if proof.etag is None:
+                raise StorageError(
+                    f"{location.beside(name).url} has no ETag, which tells it from another object: "
+                    "no local file is deleted; leave delete_local out with this store"
+                )
             if facts.size != proof.size_bytes or facts.etag != proof.etag:
                 raise StorageError(
                     f"{location.beside(name).url} was replaced since it was uploaded: no local "
