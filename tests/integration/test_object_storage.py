@@ -542,7 +542,7 @@ def test_verifying_a_run_folder_looks_at_all_of_its_files(strap, bucket, long_ru
     content[-20] ^= 1
     calls.write_bytes(content)
     code, out, _ = strap("verify", RUN)
-    assert code == 1 and calls.name in out
+    assert code == 6 and f"{calls.name}: its SHA-256 is not that of the upload" in out
 
 
 def test_files_of_a_whole_rank_are_uploaded(bucket, tmp_path):

@@ -117,13 +117,22 @@ def read_checked(bucket: Bucket, location: Location, proof: Proof | None) -> byt
     """Reads a small object, and compares it to its proof if there is one.
 
     Raises:
-        StorageError: it came with another checksum each time.
+        CorruptError: the store has another content.
+        StorageError: it came with another wrong content each time.
     """
+    came = set()
     for _ in range(_ATTEMPTS):
         content = bucket.read(location)
-        if proof is None or hashlib.sha256(content).hexdigest() == proof.sha256:
+        digest = hashlib.sha256(content).hexdigest()
+        if proof is None or digest == proof.sha256:
             return content
+        if digest in came:
+            raise CorruptError(
+                f"{location.url}: its SHA-256 is not that of the upload: the object was replaced "
+                "or damaged: upload the capture again"
+            )
+        came.add(digest)
     raise StorageError(
-        f"{location.url}: its SHA-256 is not that of the upload: the object was replaced, or the "
-        "network changes it: upload the capture again, or try again"
+        f"{location.url}: it came {_ATTEMPTS} times, each time with other bytes: look after the "
+        "network, and try again"
     )
