@@ -6,8 +6,8 @@ The server is versitygw, which packaging/versitygw.py builds. A proxy between re
 requests, refuses some, delays some, and changes a byte of some. A process captures a model of
 linear layers and uploads the segments meanwhile; each is deleted here once it is proven there.
 Another process reads every tensor from there, computes it again, and compares. A tensor that
-differs or is missing is an error. Memory is the highest of each process beyond what it has before
-its work.
+differs or is missing is an error, and so are more memory or more fetched bytes than are allowed.
+Memory is the highest of each process beyond what it has before its work.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MEMORY_GB = 0.5
 URL = "s3://captures/run/"
 FAULTS = ("reset", "503", "slow", "wrong", "wrong upload", "truncated")
 SHARE = 0.01  # of the requests
+MORE_BYTES = 150e6  # that a capture may take beyond its limit
+MOST_FETCHED = 1.1  # of the bytes that are needed
 
 
 def model_of() -> nn.Module:
@@ -198,6 +200,8 @@ def main() -> None:
         ["faults", ", ".join(f"{name} {count}" for name, count in counts.items())],
     ]
     print(table(["", f"{given.gb:g} GB, segments of {given.segment_gb:g} GB"], rows))
+    if sent["memory"] > MEMORY_GB * 1e9 + MORE_BYTES or back["fetched"] > MOST_FETCHED:
+        raise SystemExit("more memory or more bytes than allowed")
 
 
 if __name__ == "__main__":

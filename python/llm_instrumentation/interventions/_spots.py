@@ -20,7 +20,7 @@ from .sites import Side, Site
 __all__ = ["Spot", "resolve"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Spot:
     """A site in a certain model.
 

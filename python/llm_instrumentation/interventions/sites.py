@@ -35,7 +35,7 @@ class Where(TypedDict, total=False):
     steps: Indices
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Site:
     """A place in a model: a tensor that a module returns or receives, or a part of it.
 
