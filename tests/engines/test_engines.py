@@ -15,7 +15,12 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig
 from llm_instrumentation.engines.sglang import SchedulerCapture, capture_sglang, register
 from llm_instrumentation.engines.vllm import EXTENSION, CaptureExtension, capture_vllm
-from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from llm_instrumentation.errors import (
+    InvalidArgumentError,
+    InvalidStateError,
+    NotFoundError,
+    UnsupportedError,
+)
 from torch import Tensor, nn
 
 LAYER = "model.layers.1"
@@ -238,6 +243,47 @@ def test_models_of_images(runner, tmp_path):
     with capture_vllm(engine, tmp_path / "run.stream", config=exact()):
         engine.run(STEPS)
     check(tmp_path / "run.stream", engine.worker.model_runner.model, tokens=False)
+
+
+def test_workers_that_had_begun_end_if_another_one_fails(tmp_path):
+    """The first worker's disk is there, the second one's is not."""
+    engine = Engine(FirstRunner(ForCausalLM()))
+    other = Worker(FirstRunner(ForCausalLM()))
+
+    def collective_rpc(method, args=()):
+        Engine.collective_rpc(engine, method, args)
+        return getattr(other, method)(f"{tmp_path}/missing/run.stream", *args[1:])
+
+    engine.collective_rpc = collective_rpc
+    with pytest.raises(NotFoundError, match="missing/run.stream"):
+        capture_vllm(engine, tmp_path / "run.stream").__enter__()
+    with pytest.raises(InvalidStateError, match="no capture of this worker"):
+        engine.worker.end_capture()
+    assert not engine.worker.model_runner.model._forward_hooks
+
+
+def test_an_engine_that_cannot_be_followed_goes_on(tmp_path):
+    """Its rows have no requests, and a warning says so once."""
+    engine = Engine(FirstRunner(ForCausalLM()))
+    execute_model = FirstRunner.execute_model
+
+    def renamed(self, scheduler_output, intermediate_tensors=None):
+        scheduler_output.num_scheduled_tokens.clear()
+        return execute_model(self, scheduler_output)
+
+    theirs = renamed.__get__(engine.worker.model_runner)
+    engine.worker.model_runner.execute_model = theirs
+    with (
+        pytest.warns(RuntimeWarning, match="do not have their requests: KeyError") as told,
+        capture_vllm(engine, tmp_path / "run.stream", config=exact()),
+    ):
+        engine.run(STEPS)
+    assert len(told) == 1
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows(LAYER)
+        assert set(rows.column("request")) == {None}
+        assert len(rows) == sum(sum(step.lengths) + step.padding for step in STEPS)
+    assert engine.worker.model_runner.execute_model is theirs
 
 
 def test_a_server_begins_captures_by_plain_values(tmp_path, vllm_settings):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from .._warn import warn
 from ..core.config import InstrumentationConfig
 from ..core.framework import InstrumentationFramework
 from ..core.labels import annotate
@@ -53,6 +54,9 @@ class EngineCapture:
         config: the configuration.
         overwrite: replace any file at the path; without it only that of a capture.
 
+    Attributes:
+        output_path: as given.
+
     Raises:
         StrapError: the stream cannot be opened.
     """
@@ -68,6 +72,8 @@ class EngineCapture:
         overwrite: bool,
     ) -> None:
         self._batch_of = batch_of
+        self._told = False
+        self.output_path = output_path
         self._texts: dict[str, _RequestText] = {}  # those of the latest batches last
         self._batch = contextlib.ExitStack()
         self._framework = InstrumentationFramework(config)
@@ -90,14 +96,22 @@ class EngineCapture:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._batch.close()
-        batch = self._batch_of(args, kwargs)
-        if batch is None:
-            self._framework.pause()
-            return
-        self._framework.resume()
-        texts = list(map(self._text_of, batch.ids))
-        self._batch.enter_context(packed(batch.lengths, starts=batch.starts, texts=texts))
-        self._batch.enter_context(annotate(request=list(batch.names)))
+        try:
+            batch = self._batch_of(args, kwargs)
+            if batch is None:
+                self._framework.pause()
+                return
+            self._framework.resume()
+            texts = list(map(self._text_of, batch.ids))
+            self._batch.enter_context(packed(batch.lengths, starts=batch.starts, texts=texts))
+            self._batch.enter_context(annotate(request=list(batch.names)))
+        except Exception as error:  # the engine goes on
+            if self._framework.config.strict:
+                raise
+            self._framework.resume()
+            if not self._told:
+                self._told = True
+                warn(f"rows of {self.path} do not have their requests: {error!r}")
 
     def _text_of(self, request: str) -> _RequestText:
         text = self._texts.pop(request, None) or _RequestText()

@@ -68,9 +68,15 @@ def capture_sglang(
     if config is None or preset is not None:
         config = from_preset(preset or "balanced")
     path = os.path.join(os.getcwd(), output_path)
-    engine.collective_rpc(
-        "begin_capture", output_path=path, settings=settings_of(config), overwrite=overwrite
-    )
+    settings = settings_of(config)
+    try:
+        engine.collective_rpc(
+            "begin_capture", output_path=path, settings=settings, overwrite=overwrite
+        )
+    except Exception:
+        with contextlib.suppress(Exception):  # some schedulers may have begun
+            engine.collective_rpc("end_capture", output_path=path)
+        raise
     try:
         yield
     finally:
@@ -120,11 +126,12 @@ class SchedulerCapture:
             config_of(preset, settings), overwrite=overwrite,
         )  # fmt: skip
 
-    def end_capture(self) -> None:
+    def end_capture(self, output_path: str | None = None) -> None:
         """Ends the capture; see :meth:`.CaptureExtension.end_capture`."""
-        capture, self._capture = self._capture, None
-        if capture is None:
+        capture = self._capture
+        if capture is None or output_path not in (None, capture.output_path):
             raise InvalidStateError("no capture of this scheduler is running")
+        self._capture = None
         capture.close()
 
 

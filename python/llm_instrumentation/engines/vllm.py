@@ -71,7 +71,12 @@ def capture_vllm(
             "LLM(..., worker_extension_cls=EXTENSION)"
         )
     path = os.path.join(os.getcwd(), output_path)  # a worker may have another working directory
-    llm.collective_rpc("begin_capture", args=(path, None, settings_of(config), overwrite))
+    try:
+        llm.collective_rpc("begin_capture", args=(path, None, settings_of(config), overwrite))
+    except Exception:
+        with contextlib.suppress(Exception):  # some workers may have begun
+            llm.collective_rpc("end_capture", args=(path,))
+        raise
     try:
         yield
     finally:
@@ -126,19 +131,23 @@ class CaptureExtension:
         self._strap_batches = batches
         return self._strap_capture.path
 
-    def end_capture(self) -> dict[str, Any]:
+    def end_capture(self, output_path: str | None = None) -> dict[str, Any]:
         """Ends the capture.
+
+        Args:
+            output_path: end only a capture to this path; None: any.
 
         Returns:
             its path and counters.
 
         Raises:
-            InvalidStateError: no capture is running.
+            InvalidStateError: no such capture is running.
             StrapError: the capture failed.
         """
-        capture, self._strap_capture = self._strap_capture, None
-        if capture is None:
+        capture = self._strap_capture
+        if capture is None or output_path not in (None, capture.output_path):
             raise InvalidStateError("no capture of this worker is running: begin_capture begins it")
+        self._strap_capture = None
         self._strap_batches.unwatch()
         capture.close()
         return capture.counters()
@@ -158,7 +167,7 @@ class RunnerBatches:
         self._runner = runner
         self._scheduled: Mapping[str, int] | None = None  # None: the model runs for no requests
         self._prepared: Any = None
-        self._wrapped: list[str] = []
+        self._watching = contextlib.ExitStack()
 
     def watch(self) -> None:
         """Looks at the runner's work, until :meth:`unwatch`."""
@@ -167,13 +176,15 @@ class RunnerBatches:
             ("prepare_inputs", self._preparing),
         ):
             if (method := getattr(self._runner, name, None)) is not None:
+                if name in vars(self._runner):  # another program has replaced it before
+                    self._watching.callback(setattr, self._runner, name, method)
+                else:
+                    self._watching.callback(delattr, self._runner, name)
                 setattr(self._runner, name, wrapper(method))
-                self._wrapped.append(name)
 
     def unwatch(self) -> None:
         """Leaves the runner as it was."""
-        while self._wrapped:
-            delattr(self._runner, self._wrapped.pop())
+        self._watching.close()
 
     def _executing(self, method: Any) -> Any:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
