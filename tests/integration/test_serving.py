@@ -272,6 +272,21 @@ def test_packed_embeddings_and_hashed_tokens(tmp_path):
 
 
 @torch.no_grad()
+def test_empty_texts_and_batches(tmp_path):
+    """An engine may have a request without tokens in a step, or a batch of padding alone."""
+    model = Flat()
+    with capture_activations(model, tmp_path / "run.stream"):
+        for lengths, size in (([2, 0, 1, 0], 3), ([], 2), ([0], 0), ([], 0), ([1], 1)):
+            with packed(lengths), annotate(request=[f"r{n}" for n in range(len(lengths))] or None):
+                model(torch.arange(size))
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        rows = reader.rows("layer")
+        assert rows.column("token_id").tolist() == [0, 1, 0 + 2, 0]
+        assert rows.column("request").tolist() == ["r0", "r0", "r2", "r0"]
+        assert rows.column("batch_row").tolist() == [0, 0, 2, 0]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("lengths", "ids", "message"),
     [

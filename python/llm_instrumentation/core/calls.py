@@ -562,7 +562,7 @@ class _Rows:
         starts: list[tuple[int, ...] | None],
         stacked: Iterator[_Numbers],
     ) -> None:
-        lengths = np.array(form.lengths)
+        lengths = np.array(form.lengths, np.int64)
         keep = text.length - (lengths[-1] if form.padding else 0)
         found: dict[str, _Numbers] = {}
         if text.ids:
