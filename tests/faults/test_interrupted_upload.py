@@ -280,7 +280,7 @@ def test_a_small_file_that_is_wrong_is_an_error(bucket, stream):
     content = bytearray(index.read_bytes())
     content[len(content) // 2] ^= 1
     index.write_bytes(content)
-    with pytest.raises(StorageError, match=r"run.stream.index: its SHA-256"):
+    with pytest.raises(CorruptError, match=r"run.stream.index: its SHA-256"):
         ActivationReader(f"{URL}/run.stream")
 
 

@@ -42,6 +42,10 @@ _BAD_CREDENTIALS = {
 }
 
 
+# Refusals of what the network has changed, cut or delayed.
+_PASSING = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+
+
 class Facts(NamedTuple):
     """What a store says of an object.
 
@@ -286,9 +290,12 @@ def _changed(location: Location) -> ObjectChangedError:
 
 def _refused(said: str) -> bool:
     """Whether repeating a request is of no use."""
-    status = _STATUS.search(said)
+    status, code = _STATUS.search(said), _CODE.search(said)
+    passing = (status is not None and status[1][:3] in ("408", "429")) or (
+        code is not None and code[1] in _PASSING
+    )
     return (
-        (status is not None and status[1][0] == "4")
+        (status is not None and status[1][0] == "4" and not passing)
         or any(words in said for words in _NO_CREDENTIALS)
         or "builder error" in said
     )
