@@ -69,6 +69,10 @@ def test_a_killed_rank_costs_only_what_no_checkpoint_covers(tmp_path, seed):
             checkpoint = json.loads(Path(f"{path}.ckpt.json").read_text())
             tokens, covered = checkpoint["total_tokens"], checkpoint["metadata"]["stream_offset"]
             its = [a for a in reader["0"] if a.rank == rank]
+            # The last packets of the killed rank may not be in its index, and have no step there.
+            listed = [a for a in its if a.step is not None]
+            assert its[: len(listed)] == listed and (listed == its or rank == victim)
+            its = listed
             # Each step that the checkpoint covers is there, and so are its values.
             assert [a.step for a in its][:tokens] == list(range(tokens))
             for activation in its:
