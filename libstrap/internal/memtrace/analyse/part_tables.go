@@ -67,7 +67,7 @@ func writeTypes(w io.Writer, types []string, metadata arrow.Metadata) error {
 	b.Field(0).(*array.StringBuilder).AppendValues(types, nil)
 	record := b.NewRecord()
 	defer record.Release()
-	stream := ipc.NewWriter(w, ipc.WithSchema(schema), ipc.WithZstd())
+	stream := ipc.NewWriter(w, ipc.WithSchema(schema), ipc.WithLZ4())
 	if err := stream.Write(record); err != nil {
 		return err
 	}
@@ -77,13 +77,24 @@ func writeTypes(w io.Writer, types []string, metadata arrow.Metadata) error {
 // write writes a table. rows calls add for each row, with the values of its columns.
 func (t partTable) write(w io.Writer, rows func(add func(values ...uint64)) error) error {
 	schema := t.schema(nil)
-	stream := ipc.NewWriter(w, ipc.WithSchema(schema), ipc.WithZstd())
-	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
-	defer b.Release()
+	stream := ipc.NewWriter(w, ipc.WithSchema(schema), ipc.WithLZ4())
+	columns := make([][]uint64, len(t.columns))
+	for i := range columns {
+		columns[i] = make([]uint64, partBatch)
+	}
 	n := 0
 	var failed error
 	flush := func() {
-		record := b.NewRecord()
+		arrays := make([]arrow.Array, len(columns))
+		for i, values := range columns {
+			// The writer is done with the values when Write returns.
+			buffer := memory.NewBufferBytes(arrow.Uint64Traits.CastToBytes(values[:n]))
+			data := array.NewData(schema.Field(i).Type, n, []*memory.Buffer{nil, buffer}, nil, 0, 0)
+			arrays[i] = array.MakeFromData(data)
+			defer arrays[i].Release()
+			data.Release()
+		}
+		record := array.NewRecord(schema, arrays, int64(n))
 		defer record.Release()
 		failed = stream.Write(record)
 		n = 0
@@ -93,12 +104,7 @@ func (t partTable) write(w io.Writer, rows func(add func(values ...uint64)) erro
 			return
 		}
 		for i, v := range values {
-			switch column := b.Field(i).(type) {
-			case *array.Uint64Builder:
-				column.Append(v)
-			case *array.Int64Builder:
-				column.Append(int64(v))
-			}
+			columns[i][n] = v
 		}
 		if n++; n == partBatch {
 			flush()
@@ -168,25 +174,42 @@ func (r *partReader) end(stream *ipc.Reader) error {
 }
 
 // read calls each with the columns of each batch of a table. An int64 becomes the uint64 of the same bits.
+// Another goroutine decodes the next batches meanwhile. It has ended when read returns.
 func (r *partReader) read(t partTable, each func(columns [][]uint64) error) error {
 	stream, err := r.open(t)
 	if err != nil {
 		return err
 	}
 	defer stream.Release()
+	batches, failed := make(chan arrow.Record, 2), error(nil)
+	go func() {
+		defer close(batches)
+		failed = guarded(func() error {
+			for stream.Next() {
+				record := stream.Record()
+				record.Retain()
+				batches <- record
+			}
+			return r.end(stream)
+		})
+	}()
 	columns := make([][]uint64, len(t.columns))
-	for stream.Next() {
+	for record := range batches {
 		for i := range columns {
-			switch column := stream.Record().Column(i).(type) {
+			switch column := record.Column(i).(type) {
 			case *array.Uint64:
 				columns[i] = column.Uint64Values()
 			case *array.Int64:
 				columns[i] = arrow.Uint64Traits.CastFromBytes(arrow.Int64Traits.CastToBytes(column.Int64Values()))
 			}
 		}
-		if err := each(columns); err != nil {
-			return err
+		if err == nil { // after an error the rest is decoded in vain, because the file is damaged or the disk full
+			err = guarded(func() error { return each(columns) })
 		}
+		record.Release()
 	}
-	return r.end(stream)
+	if err != nil {
+		return err
+	}
+	return failed
 }

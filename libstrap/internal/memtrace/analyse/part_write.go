@@ -168,7 +168,11 @@ func (a *Analyser) partStrides(add func(...uint64)) error {
 			if r.firsts > 0 {
 				add(uint64(i), r.first, r.firsts)
 			}
-			err := r.values.scan(&a.spill, func(stride uint64) { add(uint64(i), stride, 1) })
+			row := []uint64{uint64(i), 0, 1} // one for all calls, which are many
+			err := r.values.scan(&a.spill, func(stride uint64) {
+				row[1] = stride
+				add(row...)
+			})
 			if err != nil {
 				return err
 			}
@@ -182,7 +186,11 @@ func (a *Analyser) partGaps(add func(...uint64)) error {
 		for i := range s.types {
 			for power := range s.types[i].powers {
 				v := &s.types[i].powers[power]
-				err := v.scan(&a.spill, func(gap uint64) { add(uint64(i), gap, 1<<power) })
+				row := []uint64{uint64(i), 0, 1 << power}
+				err := v.scan(&a.spill, func(gap uint64) {
+					row[1] = gap
+					add(row...)
+				})
 				if err != nil {
 					return err
 				}
