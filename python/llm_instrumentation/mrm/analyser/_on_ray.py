@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..._extras import extra
@@ -60,14 +62,17 @@ def _ray() -> Any:
 
 def _analyse(
     path: str, row_groups: range, memory_gb: float, spill_dir: StrPath | None
-) -> tuple[bytes, int]:
-    """A partial analysis as the bytes of its file, and the number of its rows."""
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """A partial analysis as the bytes of its file, and the number of its rows.
+
+    Ray copies an array once, and bytes several times.
+    """
     with tempfile.TemporaryDirectory(dir=spill_dir) as folder:
         part = Path(folder, "part")
         rows = analyse_part(
             path, row_groups, part, memory_gb=memory_gb, workers=1, spill_dir=spill_dir
         )
-        return part.read_bytes(), rows
+        return np.fromfile(part, np.uint8), rows
 
 
 def _merge(parts: list[Any], memory_gb: float, spill_dir: StrPath | None) -> Tables:
@@ -76,5 +81,5 @@ def _merge(parts: list[Any], memory_gb: float, spill_dir: StrPath | None) -> Tab
     with tempfile.TemporaryDirectory(dir=spill_dir) as folder:
         paths = [Path(folder, f"part.{number}") for number in range(len(parts))]
         for path, part in zip(paths, parts, strict=True):
-            path.write_bytes(ray.get(part))
+            ray.get(part).tofile(path)
         return merged(paths, _options(memory_gb, 1, spill_dir))
