@@ -36,6 +36,9 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	if t.Cursor&1 != 0 {
 		k, err := q.pending.take(t.Cursor, t.FromIntake)
 		if err != nil {
+			if ended := q.life.refusedTo(t.FromIntake); ended != nil { // the end took the emission back
+				return ended
+			}
 			return err
 		}
 		defer q.putBack(k)

@@ -333,6 +333,21 @@ func TestAStreamedTensorDoesNotHoldTheLine(t *testing.T) {
 	finish(t, s)
 }
 
+// A repeated call may find that the session has ended since it began. Then its cursor is not to blame.
+func TestARepeatedCallMeetsTheEnd(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+	large := numbered(mustLayer(t, s, "x"), 0, 4_000_000)
+	if err := s.Enqueue(large, 0); !errors.Is(err, status.Timeout) || large.Cursor&1 == 0 {
+		t.Fatalf("cursor %d, %v", large.Cursor, err)
+	}
+	finish(t, s)
+	if err := s.enqueuer.enqueue(large, 0); !errors.Is(err, status.InvalidState) {
+		t.Errorf("behind the check of Session.Enqueue: %v", err)
+	}
+}
+
 // Flush and Close wake the writer, and do not wait for its tick.
 func TestTheWriterIsWoken(t *testing.T) {
 	for what, call := range map[string]func(*Session) error{
