@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -33,9 +34,24 @@ type Merger struct {
 	rows   uint64
 }
 
+// partFile is the file of a partial analysis. It stays open while its records may be read.
 type partFile struct {
-	path string
-	head partHead
+	path        string
+	head        partHead
+	tables, end int64 // the offsets of the first stream and behind the last one
+	file        *os.File
+}
+
+func (p *partFile) name() string { return p.path }
+
+func (p *partFile) read(b []byte, at int64) error {
+	if at+int64(len(b)) > p.tables {
+		return status.New(status.Corrupt, "%q has no %d bytes of records at byte %d", p.path, len(b), at)
+	}
+	if _, err := p.file.ReadAt(b, at); err != nil {
+		return status.FromOS(err, "cannot read %d bytes of %q", len(b), p.path)
+	}
+	return nil
 }
 
 // NewMerger starts to merge files that WritePart wrote, in any order. Options.Kind, Tables and Ordered
@@ -62,8 +78,8 @@ func (m *Merger) Step() (done bool, err error) {
 	err = guarded(func() error {
 		switch {
 		case len(m.paths) > 0:
-			head, err := checkPart(m.paths[0])
-			m.parts = append(m.parts, partFile{m.paths[0], head})
+			part, err := checkPart(m.paths[0])
+			m.parts = append(m.parts, part)
 			m.paths = m.paths[1:]
 			if err != nil || len(m.paths) > 0 {
 				return err
@@ -109,52 +125,63 @@ func (m *Merger) Close() {
 	if m.a != nil {
 		m.a.Close()
 	}
+	for _, p := range m.parts {
+		if p.file != nil {
+			_ = p.file.Close() // it was only read
+		}
+	}
 }
 
-// checkPart compares the checksum of a file and returns its head.
-func checkPart(path string) (head partHead, err error) {
+// checkPart compares the checksum of a file and reads its head.
+func checkPart(path string) (partFile, error) {
+	p := partFile{path: path}
 	f, err := os.Open(path)
 	if err != nil {
-		return head, status.FromOS(err, "cannot open %q", path)
+		return p, status.FromOS(err, "cannot open %q", path)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return head, status.FromOS(err, "cannot stat %q", path)
+		return p, status.FromOS(err, "cannot stat %q", path)
 	}
-	size := info.Size() - sha256.Size
 	r := partReader{path: path}
-	if size < 0 {
-		return head, r.corrupt("it has %d bytes", info.Size())
+	p.end = info.Size() - sha256.Size - offsetBytes
+	if p.end < 0 {
+		return p, r.corrupt("it has %d bytes", info.Size())
 	}
 	sum := sha256.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, size)); err != nil {
-		return head, status.FromOS(err, "cannot read %q", path)
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, p.end+offsetBytes)); err != nil {
+		return p, status.FromOS(err, "cannot read %q", path)
 	}
-	var want [sha256.Size]byte
-	if _, err := f.ReadAt(want[:], size); err != nil {
-		return head, status.FromOS(err, "cannot read %q", path)
+	var tail [offsetBytes + sha256.Size]byte
+	if _, err := f.ReadAt(tail[:], p.end); err != nil {
+		return p, status.FromOS(err, "cannot read %q", path)
 	}
-	if !bytes.Equal(sum.Sum(nil), want[:]) {
-		return head, r.corrupt("its checksum is wrong")
+	if !bytes.Equal(sum.Sum(nil), tail[offsetBytes:]) {
+		return p, r.corrupt("its checksum is wrong")
 	}
-	r.from = bufio.NewReader(io.NewSectionReader(f, 0, size))
+	offset := binary.LittleEndian.Uint64(tail[:])
+	if offset > uint64(p.end) {
+		return p, r.corrupt("its tables are at byte %d", offset)
+	}
+	p.tables = int64(offset)
+	r.from = bufio.NewReader(io.NewSectionReader(f, p.tables, p.end-p.tables))
 	_, metadata, err := r.types()
 	if err != nil {
-		return head, err
+		return p, err
 	}
 	text, ok := metadata.GetValue(partKey)
 	if !ok {
-		return head, r.corrupt("the schema lacks %s", partKey)
+		return p, r.corrupt("the schema lacks %s", partKey)
 	}
-	if err := json.Unmarshal([]byte(text), &head); err != nil {
-		return head, r.corrupt("%s: %v", partKey, err)
+	if err := json.Unmarshal([]byte(text), &p.head); err != nil {
+		return p, r.corrupt("%s: %v", partKey, err)
 	}
-	if head.Version != partVersion {
-		return head, status.New(status.Unsupported,
-			"%q is a partial analysis of version %d, and this release reads version %d: make it again with this release", path, head.Version, partVersion)
+	if p.head.Version != partVersion {
+		return p, status.New(status.Unsupported,
+			"%q is a partial analysis of version %d, and this release reads version %d: make it again with this release", path, p.head.Version, partVersion)
 	}
-	return head, nil
+	return p, nil
 }
 
 // start checks that the files are all parts of one trace, and starts the stages.
@@ -227,12 +254,12 @@ func (m *Merger) add(p *partFile) error {
 				p.path, p.head.Earliest, l.path, l.head.Latest)
 		}
 	}
-	f, err := os.Open(p.path)
-	if err != nil {
+	var err error
+	if p.file, err = os.Open(p.path); err != nil {
 		return status.FromOS(err, "cannot open %q", p.path)
 	}
-	defer f.Close()
-	r := &partReader{path: p.path, from: bufio.NewReaderSize(f, 1<<18)}
+	tables := io.NewSectionReader(p.file, p.tables, p.end-p.tables)
+	r := &partReader{path: p.path, from: bufio.NewReaderSize(tables, 1<<18), records: p}
 	if err := m.a.addPart(r); err != nil {
 		return err
 	}

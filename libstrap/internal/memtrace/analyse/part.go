@@ -3,6 +3,7 @@ package analyse
 import (
 	"bufio"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	stdhash "hash"
 	"math"
@@ -18,12 +19,16 @@ import (
 // A Merger makes the tables of the partial analyses of all parts. They equal those of one analysis
 // of the whole trace. docs/decisions/0066-traces-in-parts.md says what each table needs.
 //
-// The file of a partial analysis is a sequence of streams of Arrow's IPC format, one for each of
-// partTables, and then the SHA-256 of all these bytes. The metadata of the first stream's schema has
-// the Part, as JSON.
+// The file of a partial analysis begins with the records of strides and gaps (record.go). A sequence of
+// streams of Arrow's IPC format follows, one for each partTable, and then the offset of the first stream,
+// in 8 bytes, and the SHA-256 of all bytes before. The metadata of the first stream's schema has the Part,
+// as JSON.
 
 // partVersion is the version of the format. Files of other versions are refused.
 const partVersion = 1
+
+// offsetBytes is the size of the offset of the first stream.
+const offsetBytes = 8
 
 // partKey is the key of the Part in the metadata of the first stream's schema.
 const partKey = "strap_partial_analysis"
@@ -112,29 +117,60 @@ func (a *Analyser) writePart(path string) error {
 		return err
 	}
 	defer file.Discard()
-	w := &partWriter{path: path, file: file, sum: sha256.New()}
-	buffer := bufio.NewWriterSize(w, 1<<18)
-	if err := a.writeTables(buffer, arrow.NewMetadata([]string{partKey}, []string{string(text)})); err != nil {
-		return w.cause(err)
+	to := &partSink{path: path, file: file, sum: sha256.New()}
+	w := &partWriter{buffer: bufio.NewWriterSize(to, 1<<18)}
+	if err := a.writeBody(w, arrow.NewMetadata([]string{partKey}, []string{string(text)})); err != nil {
+		return to.cause(err)
 	}
-	if err := buffer.Flush(); err != nil {
-		return w.cause(err)
-	}
-	if _, err := file.Write(w.sum.Sum(nil)); err != nil {
+	if _, err := file.Write(to.sum.Sum(nil)); err != nil {
 		return status.FromOS(err, "cannot write %q", path)
 	}
 	return file.Place()
 }
 
-// partWriter writes to the file, and computes the checksum of what it writes.
+// writeBody writes all of a file but the checksum.
+func (a *Analyser) writeBody(w *partWriter, metadata arrow.Metadata) error {
+	if err := a.moveValues(w); err != nil {
+		return err
+	}
+	tables := w.at()
+	if err := a.writeTables(w, metadata); err != nil {
+		return err
+	}
+	if err := w.write(binary.LittleEndian.AppendUint64(nil, uint64(tables))); err != nil {
+		return err
+	}
+	return w.buffer.Flush()
+}
+
+// partWriter counts the bytes that it writes.
 type partWriter struct {
+	buffer *bufio.Writer
+	size   int64
+}
+
+func (w *partWriter) at() int64 { return w.size }
+
+func (w *partWriter) write(p []byte) error {
+	_, err := w.Write(p)
+	return err
+}
+
+func (w *partWriter) Write(p []byte) (int, error) {
+	n, err := w.buffer.Write(p)
+	w.size += int64(n)
+	return n, err
+}
+
+// partSink writes to the file, and computes the checksum of what it writes.
+type partSink struct {
 	path string
 	file *partial.File
 	sum  stdhash.Hash
 	err  error
 }
 
-func (w *partWriter) Write(p []byte) (int, error) {
+func (w *partSink) Write(p []byte) (int, error) {
 	w.sum.Write(p) // never fails
 	n, err := w.file.Write(p)
 	if err != nil {
@@ -144,7 +180,7 @@ func (w *partWriter) Write(p []byte) (int, error) {
 }
 
 // cause returns the error of the disk if there is one. Arrow's error has lost its code.
-func (w *partWriter) cause(err error) error {
+func (w *partSink) cause(err error) error {
 	if w.err != nil {
 		return w.err
 	}

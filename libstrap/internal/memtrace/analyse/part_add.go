@@ -6,7 +6,8 @@ import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 func (a *Analyser) addPart(r *partReader) error {
 	p := &addedPart{Analyser: a, partReader: r}
 	for _, add := range []func() error{
-		p.addTypes, p.addRegions, p.addPages, p.addStores, p.addStrides, p.addFirsts, p.addLasts, p.addGaps, p.addRows,
+		p.addTypes, p.addRegions, p.addPages, p.addStores, p.addStrides, p.addFirsts, p.addLasts,
+		p.addGaps, p.addGapSums, p.addGapLengths, p.addRows,
 	} {
 		if err := add(); err != nil {
 			return err
@@ -69,7 +70,8 @@ func (p *addedPart) addRegions() error {
 			p.stages.strides[0].merge(region, &regionStrides{
 				n: n[0] + n[1], kind: earliest,
 				start: spot{c[9][i], c[10][i]}, address: c[11][i], page: c[12][i],
-				same: c[13][i], first: c[14][i], steps: c[15][i],
+				same: c[13][i], first: c[14][i], firsts: c[15][i], steps: c[16][i],
+				total: sum{lo: c[17][i], hi: c[18][i]},
 			})
 		}
 		return nil
@@ -86,7 +88,7 @@ func (s *counts) merge(region uint32, with regionCounts) {
 	}
 }
 
-// merge adds the accesses of a part to a region, without the strides within the part, except for the steps.
+// merge adds the accesses of a part to a region, without the strides that are in records.
 func (s *strides) merge(region uint32, with *regionStrides) {
 	s.regions = grown(s.regions, int(region)+1)
 	r := &s.regions[region]
@@ -103,7 +105,12 @@ func (s *strides) merge(region uint32, with *regionStrides) {
 	r.address, r.page = with.address, with.page
 	r.same += with.same
 	r.steps += with.steps
-	r.total.addTimes(trace.PageSize, with.steps)
+	r.total.merge(with.total)
+	if with.first == r.first {
+		r.firsts += with.firsts
+	} else if with.firsts > 0 {
+		r.others = append(r.others, run{with.first, with.firsts})
+	}
 }
 
 // reaches reads a table of reaches. If it has no column of values, their value is 0.
@@ -169,30 +176,39 @@ func (r *reach) each(single func(address uint64), long func(low, high uint64)) {
 
 func (p *addedPart) addStrides() error {
 	return p.read(partStrides, func(c [][]uint64) error {
-		s := p.stages.strides[0]
+		s := p.Analyser.stages.strides[0]
 		for i, number := range c[0] {
 			region, err := p.mapped(p.regionOf, number)
 			if err != nil {
 				return err
 			}
-			r := &s.regions[region]
-			stride, times := c[1][i], c[2][i]
-			if stride == r.first {
-				r.firsts += times
-				r.total.addTimes(stride, times)
-				continue
-			}
-			for range times {
-				s.stride(r, stride)
-				if s.held > s.limit {
-					if err := s.spillOver(); err != nil {
-						return err
-					}
-				}
+			if err := p.addChain(&s.regions[region].values, c[1:], i); err != nil {
+				return err
 			}
 		}
-		return nil
+		return s.spillOver()
 	})
+}
+
+// addChain adds values that stay in the file of the part. columns has where they are, in row i.
+func (p *addedPart) addChain(v *values, columns [][]uint64, i int) error {
+	width, last, n, all := columns[0][i], recordPlace{at: int64(columns[1][i])}, columns[4][i], columns[5][i]
+	if columns[2][i] > mostRecord || columns[3][i] > groupValues {
+		return p.corrupt("a record has %d values and %d groups", columns[2][i], columns[3][i])
+	}
+	last.n, last.groups = uint32(columns[2][i]), uint32(columns[3][i])
+	switch {
+	case width == 4 && all>>32 == 0:
+		v.narrow.chains = append(v.narrow.chains, chain{p.records, last, n})
+		v.narrow.any |= uint32(all)
+	case width == 8 && last.groups == 0:
+		w := v.wider()
+		w.chains = append(w.chains, chain{p.records, last, n})
+		w.any |= all
+	default:
+		return p.corrupt("values of %d bytes with the bits %#x, in %d groups", width, all, last.groups)
+	}
+	return nil
 }
 
 // addFirsts counts the gaps between the last access to each address in the parts before and the first one
@@ -227,19 +243,47 @@ func (p *addedPart) addAccesses(t partTable) error {
 }
 
 func (p *addedPart) addGaps() error {
-	return p.read(partGaps, func(c [][]uint64) error {
-		s := p.stages.gaps[0]
+	return p.gaps(partGaps, func(t *typeGaps, c [][]uint64, i int) error {
+		power := c[1][i]
+		if power >= powers {
+			return p.corrupt("a gap counts 1 << %d times", power)
+		}
+		v := &t.powers[power]
+		v.narrow.power = int(power)
+		return p.addChain(v, c[2:], i)
+	})
+}
+
+func (p *addedPart) addGapSums() error {
+	return p.gaps(partGapSums, func(t *typeGaps, c [][]uint64, i int) error {
+		t.total.merge(sum{lo: c[1][i], hi: c[2][i]})
+		return nil
+	})
+}
+
+func (p *addedPart) addGapLengths() error {
+	return p.gaps(partGapLengths, func(t *typeGaps, c [][]uint64, i int) error {
+		length := c[1][i]
+		if length >= uint64(len(t.log2)) {
+			return p.corrupt("a gap of 1 << %d ns", length)
+		}
+		t.log2[length] += c[2][i]
+		return nil
+	})
+}
+
+// gaps reads a table of gaps. It calls each with the type of row i, and with all columns.
+func (p *addedPart) gaps(t partTable, each func(of *typeGaps, columns [][]uint64, i int) error) error {
+	return p.read(t, func(c [][]uint64) error {
+		s := p.Analyser.stages.gaps[0]
 		for i, number := range c[0] {
 			kind, err := p.mapped(p.typeOf, number)
 			if err != nil {
 				return err
 			}
 			s.types = grown(s.types, int(kind)+1)
-			s.count(&s.types[kind], c[1][i], c[2][i])
-			if s.held > s.limit {
-				if err := s.spillOver(); err != nil {
-					return err
-				}
+			if err := each(&s.types[kind], c, i); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -25,16 +25,21 @@ var (
 		"region_id", "region_type", "loads", "stores",
 		"first_load_ns", "last_load_ns", "first_store_ns", "last_store_ns",
 		"earliest_type", "first_address", "first_page", "last_address", "last_page",
-		"same_page_strides", "first_stride", "page_steps",
+		"same_page_strides", "first_stride", "first_strides", "page_steps", "stride_sum_low", "stride_sum_high",
 	}}
 	// partPages has the pages of each region, partStores the addresses that were stored to: once (1) or
 	// more often (2). An address with several pages stands for the starts of as many adjacent pages.
 	partPages  = partTable{[]string{"region", "page", "pages"}}
 	partStores = partTable{[]string{"region", "address", "pages", "stores"}}
-	// partStrides and partGaps have the strides of each region, without the steps of a page within rows,
-	// and the gaps of each type. Each counts `times` times.
-	partStrides = partTable{[]string{"region", "stride", "times"}}
-	partGaps    = partTable{[]string{"type", "gap_ns", "times"}}
+	// partStrides and partGaps say where the records of the strides of each region and of the gaps of each
+	// type are (record.go): the last record, its values and groups, and the number and the bits of all values.
+	// Of the strides those of the length first_stride, and the steps of a page within rows, are only counted.
+	// A gap counts 1 << power times.
+	partStrides = partTable{[]string{"region", "width", "at", "record_values", "record_groups", "values", "bits"}}
+	partGaps    = partTable{[]string{"type", "power", "width", "at", "record_values", "record_groups", "values", "bits"}}
+	// partGapSums has the sum of all gaps of a type, partGapLengths the number of gaps by bit length less one.
+	partGapSums    = partTable{[]string{"type", "sum_low", "sum_high"}}
+	partGapLengths = partTable{[]string{"type", "log2", "gaps"}}
 	// partFirsts and partLasts have the time of the first and of the last access to each address, by type.
 	partFirsts = partTable{[]string{"type", "address", "pages", "time_ns"}}
 	partLasts  = partTable{[]string{"type", "address", "pages", "time_ns"}}
@@ -124,8 +129,9 @@ func (t partTable) write(w io.Writer, rows func(add func(values ...uint64)) erro
 
 // partReader reads the tables of a file, whose checksum is right.
 type partReader struct {
-	path string
-	from io.Reader
+	path    string
+	from    io.Reader
+	records records // of the file
 }
 
 func (r *partReader) open(t partTable) (*ipc.Reader, error) {

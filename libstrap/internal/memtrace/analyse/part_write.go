@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"io"
 	"slices"
+	"unsafe"
 
 	"github.com/apache/arrow/go/v17/arrow"
 
@@ -38,6 +39,8 @@ func (a *Analyser) writeTables(w io.Writer, metadata arrow.Metadata) error {
 		{partFirsts, reached(s.gaps, (*gaps).firstReaches, addReach)},
 		{partLasts, reached(s.gaps, (*gaps).lastReaches, addReach)},
 		{partGaps, a.partGaps},
+		{partGapSums, a.partGapSums},
+		{partGapLengths, a.partGapLengths},
 		{partRows, a.partRows},
 	} {
 		if err := t.table.write(w, t.rows); err != nil {
@@ -155,8 +158,30 @@ func (a *Analyser) partRegions(add func(...uint64)) error {
 		add(
 			uint64(id), uint64(a.filler.regionType[i]), c.n[0], c.n[1],
 			uint64(c.first[0]), uint64(c.last[0]), uint64(c.first[1]), uint64(c.last[1]),
-			uint64(r.kind), r.start.address, r.start.page, r.address, r.page, r.same, r.first, r.steps,
+			uint64(r.kind), r.start.address, r.start.page, r.address, r.page, r.same, r.first, r.firsts, r.steps, r.total.lo, r.total.hi,
 		)
+	}
+	return nil
+}
+
+// moveValues writes all strides and gaps to the file of a partial analysis.
+func (a *Analyser) moveValues(w recordWriter) error {
+	var r recordReader
+	for _, s := range a.stages.strides {
+		for i := range s.regions {
+			if err := s.regions[i].copyTo(w, &s.grouper, &r); err != nil {
+				return err
+			}
+		}
+	}
+	for _, s := range a.stages.gaps {
+		for i := range s.types {
+			for power := range s.types[i].powers {
+				if err := s.types[i].powers[power].copyTo(w, &s.grouper, &r); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -164,18 +189,7 @@ func (a *Analyser) partRegions(add func(...uint64)) error {
 func (a *Analyser) partStrides(add func(...uint64)) error {
 	for _, s := range a.stages.strides {
 		for i := range s.regions {
-			r := &s.regions[i]
-			if r.firsts > 0 {
-				add(uint64(i), r.first, r.firsts)
-			}
-			row := []uint64{uint64(i), 0, 1} // one for all calls, which are many
-			err := r.values.scan(&a.spill, func(stride uint64) {
-				row[1] = stride
-				add(row...)
-			})
-			if err != nil {
-				return err
-			}
+			s.regions[i].places(func(where ...uint64) { add(append([]uint64{uint64(i)}, where...)...) })
 		}
 	}
 	return nil
@@ -185,14 +199,30 @@ func (a *Analyser) partGaps(add func(...uint64)) error {
 	for _, s := range a.stages.gaps {
 		for i := range s.types {
 			for power := range s.types[i].powers {
-				v := &s.types[i].powers[power]
-				row := []uint64{uint64(i), 0, 1 << power}
-				err := v.scan(&a.spill, func(gap uint64) {
-					row[1] = gap
-					add(row...)
+				s.types[i].powers[power].places(func(where ...uint64) {
+					add(append([]uint64{uint64(i), uint64(power)}, where...)...)
 				})
-				if err != nil {
-					return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *Analyser) partGapSums(add func(...uint64)) error {
+	for _, s := range a.stages.gaps {
+		for i := range s.types {
+			add(uint64(i), s.types[i].total.lo, s.types[i].total.hi)
+		}
+	}
+	return nil
+}
+
+func (a *Analyser) partGapLengths(add func(...uint64)) error {
+	for _, s := range a.stages.gaps {
+		for i := range s.types {
+			for length, n := range s.types[i].log2 {
+				if n > 0 {
+					add(uint64(i), uint64(length), n)
 				}
 			}
 		}
@@ -200,21 +230,18 @@ func (a *Analyser) partGaps(add func(...uint64)) error {
 	return nil
 }
 
-// scan calls f with all values, in any order.
-func (v *values) scan(sp *spill, f func(uint64)) error {
-	err := v.narrow.scan(sp, func(piece []uint32) {
-		for _, x := range piece {
-			f(uint64(x))
-		}
-	})
-	if err != nil || v.wide == nil {
-		return err
+// places calls add for the chains of a multiset whose values are all in one file.
+func (v *values) places(add func(where ...uint64)) {
+	placesOf(&v.narrow, add)
+	if v.wide != nil {
+		placesOf(v.wide, add)
 	}
-	return v.wide.scan(sp, func(piece []uint64) {
-		for _, x := range piece {
-			f(x)
-		}
-	})
+}
+
+func placesOf[T uint32 | uint64](s *series[T], add func(where ...uint64)) {
+	for _, c := range s.chains {
+		add(uint64(unsafe.Sizeof(s.any)), uint64(c.last.at), uint64(c.last.n), uint64(c.last.groups), c.n, uint64(s.any))
+	}
 }
 
 func (a *Analyser) partRows(add func(...uint64)) error {

@@ -144,7 +144,7 @@ func (a *Analyser) quantiles(r *results) error {
 }
 
 func (a *Analyser) localityOf(r *results, i int, s *scratch) (err error) {
-	r.locality[i], err = r.strides[i].locality(&a.spill, s)
+	r.locality[i], err = r.strides[i].locality(s)
 	return err
 }
 
@@ -177,7 +177,7 @@ func (a *Analyser) gapsOf(t int, s *scratch) (gapSummary, error) {
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks)
-	m := union(&a.spill, parts...)
+	m := union(parts...)
 	v, err := m.pick(ranks, s)
 	if err != nil {
 		return out, err

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -102,6 +101,8 @@ func (s *spill) read(p []byte, at int64) error {
 	return nil
 }
 
+func (s *spill) name() string { return s.dir }
+
 func (s *spill) failed(err error) error {
 	return status.FromOS(err, "the analysis needs more than its %d bytes of memory and cannot spill to %q: "+
 		"make room there, give another folder or more memory", s.memory, s.dir)
@@ -116,13 +117,4 @@ func (s *spill) close() {
 		_ = s.file.Close()
 		s.file = nil
 	}
-}
-
-// bytesOf returns the memory of v as bytes, in the machine's byte order. Only the process that wrote a
-// spill reads it.
-func bytesOf[T uint32 | uint64 | int64](v []T) []byte {
-	if len(v) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
 }

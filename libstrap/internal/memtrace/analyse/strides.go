@@ -1,6 +1,7 @@
 package analyse
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
@@ -28,6 +29,7 @@ type regionStrides struct {
 	first  uint64 // length of the first stride
 	firsts uint64 // strides of that length, without the steps
 	steps  uint64 // steps of one page within rows
+	others []run  // for a Merger: strides of the lengths that parts have as first
 	values
 }
 
@@ -102,12 +104,10 @@ func (s *strides) row(r *regionStrides, pages uint64) {
 }
 
 // median returns the median of the region's strides. The region must have at least one stride.
-func (r *regionStrides) median(sp *spill, s *scratch) (float64, error) {
-	m := union(sp, &r.values)
-	counted := []run{{r.first, r.firsts}, {trace.PageSize, r.steps}}
-	if r.first > trace.PageSize {
-		slices.Reverse(counted)
-	}
+func (r *regionStrides) median(s *scratch) (float64, error) {
+	m := union(&r.values)
+	counted := append([]run{{r.first, r.firsts}, {trace.PageSize, r.steps}}, r.others...)
+	slices.SortFunc(counted, func(a, b run) int { return cmp.Compare(a.value, b.value) })
 	n := r.n - 1
 	v, err := m.pickAmong(counted, []uint64{(n - 1) / 2, n / 2}, s)
 	if err != nil {
@@ -122,11 +122,11 @@ type locality struct {
 	mean, median, samePage float64
 }
 
-func (r *regionStrides) locality(sp *spill, s *scratch) (locality, error) {
+func (r *regionStrides) locality(s *scratch) (locality, error) {
 	if r.n < 2 {
 		return locality{}, nil
 	}
-	median, err := r.median(sp, s)
+	median, err := r.median(s)
 	if err != nil {
 		return locality{}, err
 	}
