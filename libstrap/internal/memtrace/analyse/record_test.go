@@ -32,7 +32,7 @@ func drawValues(r *rand.Rand, n int) []uint64 {
 
 // ranksOf returns some ranks of n values, ascending.
 func ranksOf(r *rand.Rand, n int) []uint64 {
-	ranks := []uint64{0, uint64(n - 1) / 2, uint64(n) / 2, uint64(n - 1)}
+	ranks := []uint64{0, uint64(n-1) / 2, uint64(n) / 2, uint64(n - 1)}
 	for range r.IntN(5) {
 		ranks = append(ranks, r.Uint64N(uint64(n)))
 	}
