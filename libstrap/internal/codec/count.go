@@ -63,10 +63,15 @@ func checkClaim(k Kind, size, n int64) error {
 // Errors: Corrupt; Unsupported if this build cannot decode the payload, or it decodes to more than
 // 4 GiB; errors of reading. With an error, the count is of the bytes before it.
 func Count(k Kind, payload io.Reader, n int64) (count int64, err error) {
+	return countUpTo(maxCounted, k, payload, n)
+}
+
+// countUpTo is Count with another number of bytes than 4 GiB.
+func countUpTo(most int64, k Kind, payload io.Reader, n int64) (count int64, err error) {
 	if k == None {
 		return n, nil
 	}
-	limit := min(MaxDecoded(k, n), maxCounted)
+	limit := min(MaxDecoded(k, n), most)
 	err = withDecoder(k, payload, limit, func(r io.Reader, size int64) error {
 		if err := checkClaim(k, size, n); err != nil {
 			return err
@@ -76,8 +81,8 @@ func Count(k Kind, payload io.Reader, n int64) (count int64, err error) {
 		switch {
 		case broken != nil:
 			return corrupt(broken, "the payload breaks off after %d bytes", count)
-		case count > maxCounted:
-			return status.New(status.Unsupported, "the payload has more than %d bytes: no packet has", int64(maxCounted))
+		case count > most:
+			return status.New(status.Unsupported, "the payload has more than %d bytes: no packet has", most)
 		case count > limit:
 			return corrupt(nil, "the payload of %d bytes has more than %d", n, limit)
 		case size >= 0 && size != count:
