@@ -2,10 +2,10 @@
 
     python benchmarks/trace_parts.py [--rows 200000000] [--rounds 3] [--folder DIR] [--quick]
 
-Ray runs on two local nodes with one CPU each. Its start, and a small trace before, are not counted.
-The commands are `mrm-trace partial` for two parts side by side, then `mrm-trace merge`. Each
-contender runs in a process of its own, and they take turns. The values of all tables are compared
-byte for byte.
+Ray runs on two local nodes with one CPU and 1 GiB of object store each. Its start, and a small
+trace before, are not counted. The commands are `mrm-trace partial` for two parts side by side,
+then `mrm-trace merge`. Each contender runs in a process of its own, and they take turns. The
+values of all tables are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def contend(name: str, trace: Path, tables: Path) -> float:
 
         cluster = Cluster()
         for _ in range(PARTS):
-            cluster.add_node(num_cpus=1)
+            cluster.add_node(num_cpus=1, object_store_memory=1 << 30)  # else 150 MiB
         ray.init(cluster.address, log_to_driver=False)
     small = traces.write(tables.parent / "small.parquet", 10_000)
     compute_all(small, engine=engine, as_arrow=True)  # loads libraries
