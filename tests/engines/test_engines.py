@@ -262,6 +262,16 @@ def test_workers_that_had_begun_end_if_another_one_fails(tmp_path):
     assert not engine.worker.model_runner.model._forward_hooks
 
 
+def test_a_second_capture_is_refused_and_the_first_goes_on(tmp_path):
+    """Also one of the same path."""
+    engine = Engine(FirstRunner(ForCausalLM()))
+    with capture_vllm(engine, tmp_path / "run.stream", config=exact()):
+        with pytest.raises(InvalidStateError, match="a capture of this worker is running"):
+            capture_vllm(engine, tmp_path / "run.stream").__enter__()
+        engine.run(STEPS)
+    check(tmp_path / "run.stream", engine.worker.model_runner.model)
+
+
 def test_an_engine_that_cannot_be_followed_goes_on(tmp_path):
     """Its rows have no requests, and a warning says so once."""
     engine = Engine(FirstRunner(ForCausalLM()))
@@ -400,6 +410,8 @@ def test_rows_of_sglang_have_their_requests(images, tmp_path, monkeypatch):
     register()
     scheduler = Scheduler(images=images)
     with capture_sglang(SGLangEngine(scheduler), tmp_path / "run.stream", config=exact()):
+        with pytest.raises(InvalidStateError, match="a capture of this scheduler is running"):
+            capture_sglang(SGLangEngine(scheduler), tmp_path / "run.stream").__enter__()
         scheduler.measure_memory()
         scheduler.run(STEPS)
     check(tmp_path / "run.stream", scheduler.model)

@@ -53,9 +53,10 @@ class EngineCapture:
         output_path: a stream, or a run folder.
         config: the configuration.
         overwrite: replace any file at the path; without it only that of a capture.
+        key: tells the captures of an engine apart.
 
     Attributes:
-        output_path: as given.
+        key: as given.
 
     Raises:
         StrapError: the stream cannot be opened.
@@ -70,10 +71,11 @@ class EngineCapture:
         config: InstrumentationConfig,
         *,
         overwrite: bool,
+        key: str | None,
     ) -> None:
         self._batch_of = batch_of
         self._told = False
-        self.output_path = output_path
+        self.key = key
         self._texts: dict[str, _RequestText] = {}  # those of the latest batches last
         self._batch = contextlib.ExitStack()
         self._framework = InstrumentationFramework(config)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,18 +70,19 @@ def capture_sglang(
         config = from_preset(preset or "balanced")
     path = os.path.join(os.getcwd(), output_path)
     settings = settings_of(config)
+    key = uuid.uuid4().hex
     try:
         engine.collective_rpc(
-            "begin_capture", output_path=path, settings=settings, overwrite=overwrite
+            "begin_capture", output_path=path, settings=settings, overwrite=overwrite, key=key
         )
     except Exception:
         with contextlib.suppress(Exception):  # some schedulers may have begun
-            engine.collective_rpc("end_capture", output_path=path)
+            engine.collective_rpc("end_capture", key=key)
         raise
     try:
         yield
     finally:
-        engine.collective_rpc("end_capture")
+        engine.collective_rpc("end_capture", key=key)
 
 
 def _add_methods(scheduler: Any, *request: Any) -> None:
@@ -108,6 +110,7 @@ class SchedulerCapture:
         preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        key: str | None = None,
     ) -> None:
         """Begins a capture of the model; see :meth:`.CaptureExtension.begin_capture`."""
         if self._capture is not None:
@@ -123,13 +126,13 @@ class SchedulerCapture:
         # The engine calls model.forward, past the hooks of the model itself.
         self._capture = EngineCapture(
             model, [model, *model.children()], _batch_of, output_path,
-            config_of(preset, settings), overwrite=overwrite,
+            config_of(preset, settings), overwrite=overwrite, key=key,
         )  # fmt: skip
 
-    def end_capture(self, output_path: str | None = None) -> None:
+    def end_capture(self, key: str | None = None) -> None:
         """Ends the capture; see :meth:`.CaptureExtension.end_capture`."""
         capture = self._capture
-        if capture is None or output_path not in (None, capture.output_path):
+        if capture is None or key not in (None, capture.key):
             raise InvalidStateError("no capture of this scheduler is running")
         self._capture = None
         capture.close()

@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -71,16 +72,17 @@ def capture_vllm(
             "LLM(..., worker_extension_cls=EXTENSION)"
         )
     path = os.path.join(os.getcwd(), output_path)  # a worker may have another working directory
+    key = uuid.uuid4().hex
     try:
-        llm.collective_rpc("begin_capture", args=(path, None, settings_of(config), overwrite))
+        llm.collective_rpc("begin_capture", args=(path, None, settings_of(config), overwrite, key))
     except Exception:
         with contextlib.suppress(Exception):  # some workers may have begun
-            llm.collective_rpc("end_capture", args=(path,))
+            llm.collective_rpc("end_capture", args=(key,))
         raise
     try:
         yield
     finally:
-        llm.collective_rpc("end_capture")
+        llm.collective_rpc("end_capture", args=(key,))
 
 
 class CaptureExtension:
@@ -94,6 +96,7 @@ class CaptureExtension:
         preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        key: str | None = None,
     ) -> str:
         """Begins a capture of this worker's model.
 
@@ -103,6 +106,7 @@ class CaptureExtension:
             settings: values of :class:`.InstrumentationConfig` that replace those of the preset, by
                 their names, as ``{"include": ["model.layers.*"]}``.
             overwrite: replace any file at the path; without it only that of a capture.
+            key: for :meth:`end_capture`.
 
         Returns:
             the path of this worker's stream.
@@ -125,17 +129,17 @@ class CaptureExtension:
         model, batches = runner.get_model(), RunnerBatches(runner)
         self._strap_capture = EngineCapture(
             model, [model], batches.current, output_path, config_of(preset, settings),
-            overwrite=overwrite,
+            overwrite=overwrite, key=key,
         )  # fmt: skip
         batches.watch()
         self._strap_batches = batches
         return self._strap_capture.path
 
-    def end_capture(self, output_path: str | None = None) -> dict[str, Any]:
+    def end_capture(self, key: str | None = None) -> dict[str, Any]:
         """Ends the capture.
 
         Args:
-            output_path: end only a capture to this path; None: any.
+            key: end only the capture that was begun with it; None: any.
 
         Returns:
             its path and counters.
@@ -145,7 +149,7 @@ class CaptureExtension:
             StrapError: the capture failed.
         """
         capture = self._strap_capture
-        if capture is None or output_path not in (None, capture.output_path):
+        if capture is None or key not in (None, capture.key):
             raise InvalidStateError("no capture of this worker is running: begin_capture begins it")
         self._strap_capture = None
         self._strap_batches.unwatch()
