@@ -197,6 +197,9 @@ def test_a_stream_that_is_not_there(tmp_path, model):
         with pytest.raises(FileNotFoundError, match=r"absent\.stream") as raised:
             read(tmp_path / "absent.stream")
         assert isinstance(raised.value, NotFoundError)
+        (tmp_path / "run").mkdir(exist_ok=True)
+        with pytest.raises(FileNotFoundError, match="run"):
+            read(f"{tmp_path}/run/")
 
 
 @pytest.mark.parametrize(

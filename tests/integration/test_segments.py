@@ -109,6 +109,9 @@ def test_segments_read_as_the_same_capture_in_one_stream(tmp_path, archive):
             ours, theirs = many.rows(layer), one.rows(layer)
             assert ours.column("token_id").tolist() == theirs.column("token_id").tolist()
             assert torch.equal(ours.to_torch(), theirs.to_torch())
+    counts, alone = map(InstrumentationFramework(chosen()).analyze_activations, (run, plain))
+    assert counts["packets"] == alone["packets"] == sum(shard.packets for shard in shards)
+    assert counts["per_layer"].keys() == alone["per_layer"].keys() and not counts["problem"]
 
     def batches(path):
         data = ActivationDataset(path, "model.layers.1", batch_size=64, shuffle="pool", seed=1)

@@ -12,6 +12,7 @@ from torch import nn
 
 from .._native import Reader
 from .._warn import warn
+from ..errors import NotFoundError
 from ..probes.capture import CaptureProbes
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
@@ -19,6 +20,7 @@ from .config import InstrumentationConfig
 from .labels import annotate
 from .ranks import path_of_rank
 from .recorder import Recorder
+from .run_folder import ShardFolder, is_run_folder
 from .run_member import stream_of
 from .scope import Scope, scoped
 from .stats import CaptureStats
@@ -318,23 +320,32 @@ class InstrumentationFramework:
             yield
 
     def analyze_activations(self, stream_path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Counts the packets and bytes of a stream, per packet name.
+        """Counts the packets and bytes of a stream or of all streams of a run folder, by name.
 
         Returns:
             ``stream_path``, ``compression`` (of this framework's configuration), ``packets``,
             ``total_compressed_bytes``, ``per_layer`` {name: {"count", "bytes"}} with the bytes of
-            the payloads, and ``problem``: the damage of the stream, or "". A torn tail ends the
-            count.
+            the payloads, and ``problem``: the damage of the streams, or "". A torn tail ends the
+            count of its stream.
 
         Raises:
-            FileNotFoundError: there is no such stream.
+            FileNotFoundError: there is no such stream, or none in the folder.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        with Reader(stream_path) as reader:
-            problem = reader.info.problem
-            index = reader.index().read_all()
+        paths: list[str | os.PathLike[str]] = [stream_path]
+        if is_run_folder(stream_path):
+            folder = ShardFolder(stream_path)
+            paths = [folder.path / shard.path for shard in folder.streams()]
+            if not paths:
+                raise NotFoundError(f"{stream_path} has no stream")
+        indexes, problems = [], []
+        for path in paths:
+            with Reader(path) as reader:
+                indexes.append(reader.index().read_all())
+                problems.append(reader.info.problem)
+        index = pa.concat_tables(indexes, promote_options="permissive")
         index = index.filter(pc.is_valid(index["offset"]))
         twin = pc.if_else(
             pc.equal(pc.fill_null(index["transform"], ""), "overflow_float32"), "!float32", ""
@@ -358,7 +369,7 @@ class InstrumentationFramework:
             "packets": index.num_rows,
             "total_compressed_bytes": pc.sum(size).as_py() or 0,
             "per_layer": per_layer,
-            "problem": problem,
+            "problem": "; ".join(filter(None, problems)),
         }
 
 
