@@ -45,7 +45,7 @@ type partFile struct {
 func (p *partFile) name() string { return p.path }
 
 func (p *partFile) read(b []byte, at int64) error {
-	if at+int64(len(b)) > p.tables {
+	if at > p.tables-int64(len(b)) {
 		return status.New(status.Corrupt, "%q has no %d bytes of records at byte %d", p.path, len(b), at)
 	}
 	if _, err := p.file.ReadAt(b, at); err != nil {

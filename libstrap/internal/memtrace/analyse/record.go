@@ -85,7 +85,8 @@ func (s *series[T]) chainIn(from records) *chain {
 // mostRecordSize returns the most bytes that moveTo writes.
 func mostRecordSize[T uint32 | uint64](s *series[T]) int64 {
 	n := s.inMemory()
-	return (n+mostRecord-1)/mostRecord*placeBytes + n*int64(unsafe.Sizeof(s.any))
+	records := n/(mostRecord-mostChunk) + 1 // a record that has no room for the next chunk has that many values
+	return records*placeBytes + n*int64(unsafe.Sizeof(s.any))
 }
 
 // moveTo writes the values in memory to a file as records, and drops their chunks.
@@ -134,13 +135,13 @@ func (s *series[T]) writeRecord(w recordWriter, to *chain, chunks [][]T, n int, 
 // copyTo copies the records of the series to another file, and moves the values in memory there. Then the
 // series has one chain, in that file, and cannot be read.
 func (s *series[T]) copyTo(w recordWriter, g *grouper, r *recordReader) error {
-	old := s.chains
+	old, width := s.chains, int64(unsafe.Sizeof(s.any))
 	s.chains = nil
 	var places []recordPlace
 	for i := range old {
 		c := &old[i]
 		places = places[:0]
-		if err := r.each(c, func(p recordPlace) error { places = append(places, p); return nil }); err != nil {
+		if err := r.each(c, width, func(p recordPlace) error { places = append(places, p); return nil }); err != nil {
 			return err
 		}
 		for _, p := range slices.Backward(places) {
@@ -151,7 +152,7 @@ func (s *series[T]) copyTo(w recordWriter, g *grouper, r *recordReader) error {
 			if err := w.write(before.bytes()); err != nil {
 				return err
 			}
-			end := p.at + p.size(int64(unsafe.Sizeof(s.any)))
+			end := p.at + p.size(width)
 			for at := p.at + placeBytes; at < end; {
 				piece, err := r.bytes(c.from, at, int(min(end-at, windowBytes)), end)
 				if err != nil {
@@ -251,23 +252,24 @@ func pieceOf[T uint32 | uint64](r *recordReader) []T {
 	return any(r.wide).([]T)
 }
 
-// each calls f with the place of each record of a chain, from the last one to the first.
-func (r *recordReader) each(c *chain, f func(recordPlace) error) error {
+// each calls f with the place of each record of a chain, from the last one to the first. Values without
+// groups take width bytes each.
+func (r *recordReader) each(c *chain, width int64, f func(recordPlace) error) error {
 	n := uint64(0)
 	for p := c.last; p.n > 0; {
 		if n += uint64(p.n); p.n > mostRecord || p.groups > min(p.n, groupValues) || p.at < 0 || n > c.n {
 			return damaged(c, p)
 		}
-		if err := f(p); err != nil {
-			return err
-		}
-		head, err := r.bytes(c.from, p.at, placeBytes, p.at+placeBytes)
+		head, err := r.bytes(c.from, p.at, placeBytes, p.at+p.size(width))
 		if err != nil {
 			return err
 		}
 		before := placeOf(head)
 		if before.n > 0 && before.at >= p.at {
 			return damaged(c, p)
+		}
+		if err := f(p); err != nil {
+			return err
 		}
 		p = before
 	}
@@ -291,7 +293,7 @@ func scan[T uint32 | uint64](s *series[T], r *recordReader, wants func(low, high
 	f(s.open)
 	for i := range s.chains {
 		c := &s.chains[i]
-		err := r.each(c, func(p recordPlace) error {
+		err := r.each(c, int64(unsafe.Sizeof(s.any)), func(p recordPlace) error {
 			if p.groups == 0 {
 				return scanFlat(c.from, p, r, f)
 			}

@@ -165,6 +165,28 @@ func TestLargeRecords(t *testing.T) {
 	}
 }
 
+// TestRecordsFitTheirSize has chunks of all sizes, which leave room at the end of each record.
+func TestRecordsFitTheirSize(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "records"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, n := range []int{1, 9, mostRecord - 1, mostRecord, mostRecord + 1, 3 * mostRecord} {
+		to, st, v := &file{File: f}, &store{limit: 1 << 62}, &values{}
+		for i := range uint64(n) {
+			v.add(1<<40|i<<20, st) // eight bytes each
+		}
+		most := v.recordSize()
+		if err := v.moveTo(to, to, &st.grouper); err != nil {
+			t.Fatal(err)
+		}
+		if to.size > most {
+			t.Errorf("%d values have %d bytes, of at most %d", n, to.size, most)
+		}
+	}
+}
+
 // TestDamagedRecords changes bytes of the records of a partial analysis. Its checksum is right, as if
 // its writer were wrong. Merging it gives an error or tables, and does not panic.
 func TestDamagedRecords(t *testing.T) {
