@@ -1,11 +1,13 @@
 # `make demo` captures a small model, `make test` runs every check, `make help` lists the targets.
-# Needs make and Python 3.10 or newer. If Go or a C compiler is missing, pip installs one.
+# Needs make and Python 3.10 or newer. If Go or a C compiler is missing, pip installs one. JOBS is how
+# many files of Python tests run at once.
 
 PYTHON ?= python3
 VENV ?= .venv
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZTIME ?= 20s
+JOBS ?= 2
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 PY := $(VENV)/bin/python
@@ -62,7 +64,7 @@ test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
 test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 	-$(PY) packaging/versitygw.py # tests of object storage skip without it
 	$(TOOLS) && HF_HUB_OFFLINE=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
-		-m "not performance"
+		-m "not performance" -n $(JOBS) --dist loadfile
 
 test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	-$(PY) packaging/versitygw.py

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
@@ -139,20 +143,69 @@ def test_row_groups_that_the_trace_does_not_have(traced, tmp_path):
         split_trace(traced, 0)
 
 
-def test_a_file_is_a_sequence_of_arrow_streams(traced, tmp_path):
-    """docs/MEMORY_TRACES.md describes the format; pyarrow alone reads it."""
+def values_of(content: bytes, where: dict) -> npt.NDArray[np.uint64]:
+    """The values of a chain of records, by docs/MEMORY_TRACES.md."""
+    at, n, groups = where["at"], where["record_values"], where["record_groups"]
+    found = []
+    while n:
+        before = struct.unpack_from("<QII", content, at)
+        at += 16
+        if groups:
+            high, many = np.frombuffer(content, "<u4", 2 * groups, at).reshape(-1, 2).T
+            low = np.frombuffer(content, "<u2", n, at + 8 * groups)
+            found.append(np.repeat(high.astype(np.uint64) << np.uint64(16), many) | low)
+        else:
+            flat = np.frombuffer(content, f"<u{where['width']}", n, at)
+            found.append(flat.astype(np.uint64))
+        at, n, groups = before
+    all_values = np.concatenate(found)
+    assert len(all_values) == where["values"]
+    assert np.bitwise_or.reduce(all_values) == where["bits"]
+    return all_values
+
+
+def test_a_file_is_as_its_page_says(traced, tmp_path):
+    """pyarrow and numpy alone read it."""
     (part,) = in_parts(traced, tmp_path, 1)
-    with pa.memory_map(str(part)) as file:
+    content = part.read_bytes()
+    assert hashlib.sha256(content[:-32]).digest() == content[-32:]
+    (offset,) = struct.unpack("<Q", content[-40:-32])
+    with pa.BufferReader(content) as file:
+        file.seek(offset)
         streams = []
-        for _ in range(9):
+        for _ in range(11):
             with pyarrow.ipc.open_stream(file) as stream:
                 streams.append(stream.read_all())
-        assert file.size() - file.tell() == 32
+        assert file.size() - file.tell() == 40
+    _, regions, _, _, strides, _, _, gaps, sums, lengths, _ = streams
     head = json.loads(streams[0].schema.metadata[b"strap_partial_analysis"])
     rows = pq.read_metadata(traced).num_rows
     assert (head["version"], head["first_row"], head["end_row"]) == (1, 0, rows)
-    regions = compute_all(traced, as_arrow=True)["read_freq"]
-    assert sum(streams[1]["loads"].to_pylist()) == sum(regions["total_reads"].to_pylist())
+    tables = compute_all(traced, as_arrow=True)
+    assert sum(regions["loads"].to_pylist()) == sum(tables["read_freq"]["total_reads"].to_pylist())
+
+    found = {number: np.empty(0, np.uint64) for number in range(streams[0].num_rows)}
+    for where in gaps.to_pylist():
+        some = np.repeat(values_of(content, where), 1 << where["power"])
+        found[where["type"]] = np.append(found[where["type"]], some)
+    names = streams[0]["region_type"].to_pylist()
+    by_name = {row["region_type"]: row for row in tables["iai"].to_pylist()}
+    assert any(len(one) for one in found.values())
+    for number, its in found.items():
+        (total,) = (row for row in sums.to_pylist() if row["type"] == number)
+        assert sum(map(int, its)) == total["sum_low"] + (total["sum_high"] << 64)
+        powers = Counter(int(one).bit_length() - 1 for one in its)
+        assert powers == {
+            row["log2"]: row["gaps"] for row in lengths.to_pylist() if row["type"] == number
+        }
+        if len(its):
+            assert by_name[names[number]]["iai_p50_ns"] == int(np.quantile(its, 0.5))
+    region = regions.to_pylist()
+    for number, row in enumerate(region):
+        its = [values_of(content, one) for one in strides.to_pylist() if one["region"] == number]
+        counted = row["first_strides"] * row["first_stride"] + row["page_steps"] * 4096
+        total = row["stride_sum_low"] + (row["stride_sum_high"] << 64)
+        assert sum(int(one) for some in its for one in some) + counted == total
 
 
 # ---- the commands ----
