@@ -1,6 +1,10 @@
 package analyse
 
-import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+import (
+	"slices"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
 
 // addPart adds a partial analysis to the stages, behind the parts that were added before.
 func (a *Analyser) addPart(r *partReader) error {
@@ -74,6 +78,9 @@ func (p *addedPart) addRegions() error {
 				total: sum{lo: c[17][i], hi: c[18][i]},
 			})
 		}
+		if len(p.stages.strides) > 0 {
+			return p.stages.strides[0].spillOver()
+		}
 		return nil
 	})
 }
@@ -106,11 +113,30 @@ func (s *strides) merge(region uint32, with *regionStrides) {
 	r.same += with.same
 	r.steps += with.steps
 	r.total.merge(with.total)
-	if with.first == r.first {
-		r.firsts += with.firsts
-	} else if with.firsts > 0 {
-		r.others = append(r.others, run{with.first, with.firsts})
+	s.addFirstStrides(r, with.first, with.firsts)
+}
+
+// fewFirsts is the most strides of one length that become values of their own. The median reads all values
+// of the region for each run of others, and nearly every part has a stride of its own as its first.
+const fewFirsts = 64
+
+// addFirstStrides adds n strides of the length that a part has as first. Their sum is counted already.
+func (s *strides) addFirstStrides(r *regionStrides, length, n uint64) {
+	if length == r.first {
+		r.firsts += n
+		return
 	}
+	if n <= fewFirsts {
+		for range n {
+			r.values.add(length, &s.store)
+		}
+		return
+	}
+	if at := slices.IndexFunc(r.others, func(o run) bool { return o.value == length }); at >= 0 {
+		r.others[at].n += n
+		return
+	}
+	r.others = append(r.others, run{length, n})
 }
 
 // reaches reads a table of reaches. If it has no column of values, their value is 0.
@@ -176,7 +202,7 @@ func (r *reach) each(single func(address uint64), long func(low, high uint64)) {
 
 func (p *addedPart) addStrides() error {
 	return p.read(partStrides, func(c [][]uint64) error {
-		s := p.Analyser.stages.strides[0]
+		s := p.stages.strides[0]
 		for i, number := range c[0] {
 			region, err := p.mapped(p.regionOf, number)
 			if err != nil {
@@ -186,7 +212,7 @@ func (p *addedPart) addStrides() error {
 				return err
 			}
 		}
-		return s.spillOver()
+		return nil
 	})
 }
 
@@ -275,7 +301,7 @@ func (p *addedPart) addGapLengths() error {
 // gaps reads a table of gaps. It calls each with the type of row i, and with all columns.
 func (p *addedPart) gaps(t partTable, each func(of *typeGaps, columns [][]uint64, i int) error) error {
 	return p.read(t, func(c [][]uint64) error {
-		s := p.Analyser.stages.gaps[0]
+		s := p.stages.gaps[0]
 		for i, number := range c[0] {
 			kind, err := p.mapped(p.typeOf, number)
 			if err != nil {

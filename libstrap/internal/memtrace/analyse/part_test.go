@@ -151,6 +151,31 @@ func TestLargeParts(t *testing.T) {
 	}
 }
 
+// TestSweepsInParts has parts that sweep over a region, each with a first stride of its own, which it has
+// once, up to fewFirsts times, or more often.
+func TestSweepsInParts(t *testing.T) {
+	for _, each := range []int{1, 2, fewFirsts, fewFirsts + 1, fewFirsts + 2, 300} {
+		var rows []access
+		var cuts []int
+		address := uint64(1 << 40)
+		for _, stride := range []uint64{64, 128, 128, 4096, 64, 1 << 33, 128} {
+			for range each {
+				rows = append(rows, access{
+					time: int64(len(rows)), address: address, page: address >> trace.PageShift, kind: "weight", region: 1,
+				})
+				address += stride
+			}
+			cuts = append(cuts, len(rows))
+		}
+		for _, memory := range []int{0, 100} {
+			o := Options{MemoryBytes: memory, SpillDir: t.TempDir()}
+			if err := checkParts(rows, cuts[:len(cuts)-1], o, false, t.TempDir()); err != nil {
+				t.Errorf("%d strides each, %d bytes: %v", each, memory, err)
+			}
+		}
+	}
+}
+
 // FuzzParts cuts any trace anywhere.
 //
 // Slow: each input writes a file for each part.
