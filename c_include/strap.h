@@ -588,6 +588,19 @@ strap_status strap_reader_prefetch(strap_reader reader, const uint64_t *rows, si
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
 /*
+ * Exchanges rows of a shuffle buffer with one pass over them. The buffer has ROWS rows of ROW_BYTES
+ * each. For each k below COUNT, in turn, row SLOTS[k] is copied to row k of OUT. Then row k of IN takes
+ * its place, unless IN is NULL. A slot that is named again gives the row that came in before.
+ *
+ * OUT and IN have COUNT rows. The buffer, OUT and IN must not overlap. After an error nothing is
+ * copied.
+ *
+ * Errors: INVALID_ARGUMENT, also for a slot from ROWS on.
+ */
+strap_status strap_exchange_rows(void *buffer, size_t rows, size_t row_bytes, const uint64_t *slots,
+                                 size_t count, void *out, const void *in, strap_error *error);
+
+/*
  * A part of a damaged stream that is not in the new one. With a name it is a packet, known from the
  * index or from its own header. Without a name it is a range of bytes. Every lost byte is in one
  * range. A packet that the index lists may lie beyond the file's end.

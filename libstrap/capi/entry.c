@@ -4,6 +4,7 @@
  * caller's out-structs, because Go must not see uninitialised memory; it checks
  * pointers; and it brings structs of other sizes to the size of this build.
  */
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@
 #include "files.h"
 #include "floats.h"
 #include "intake.h"
+#include "rows.h"
 #include "strap.h"
 #include "_cgo_export.h"
 
@@ -441,6 +443,23 @@ strap_status strap_reader_prefetch(strap_reader reader, const uint64_t *rows, si
 strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   ENTER(error);
   return strapgoReaderClose(reader, error);
+}
+
+strap_status strap_exchange_rows(void *buffer, size_t rows, size_t row_bytes, const uint64_t *slots,
+                                 size_t count, void *out, const void *in, strap_error *error) {
+  ENTER_C(error);
+  if (count == 0) return STRAP_OK;
+  NEED(slots, error);
+  if (row_bytes > 0) {
+    NEED(buffer, error);
+    NEED(out, error);
+  }
+  for (size_t k = 0; k < count; k++)
+    if (slots[k] >= rows)
+      return refuse(error, STRAP_ERR_INVALID_ARGUMENT, "slots[%zu] = %" PRIu64 ": the buffer has %zu rows", k,
+                    slots[k], rows);
+  rows_exchange(buffer, row_bytes, slots, count, out, in);
+  return STRAP_OK;
 }
 
 int32_t call_progress(const strap_salvage_options *options, uint64_t done,

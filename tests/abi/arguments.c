@@ -301,6 +301,11 @@ static void reader_refuses(const char *path) {
   REFUSED(INVALID, strap_reader_prefetch(reader, NULL, 1, report));
   row = UINT64_MAX;
   REFUSED(STRAP_ERR_NOT_FOUND, strap_reader_prefetch(reader, &row, 1, report));
+  uint64_t slots[2] = {1, 2};
+  REFUSED(INVALID, strap_exchange_rows(NULL, 3, 1, slots, 2, name, NULL, report));
+  REFUSED(INVALID, strap_exchange_rows(name, 3, 1, NULL, 2, name + 4, NULL, report));
+  REFUSED(INVALID, strap_exchange_rows(name, 3, 1, slots, 2, NULL, NULL, report));
+  REFUSED(INVALID, strap_exchange_rows(name, 2, 1, slots, 2, name + 4, NULL, report));
   REFUSED(INVALID, strap_index_export(reader, NULL, report));
   uint64_t some[5]; /* as large as struct ArrowArrayStream */
   REFUSED(INVALID, strap_index_columns(reader, NULL, (struct ArrowArrayStream *)some, report));

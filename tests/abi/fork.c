@@ -51,6 +51,7 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_reader_read_many(reader, NULL, 0, 1, byte, 1, NULL, &done, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_read_ranges(reader, NULL, 0, byte, 1, &done, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_prefetch(reader, NULL, 0, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_exchange_rows(byte, 1, 1, NULL, 0, byte, NULL, &error));
   EXPECT(STRAP_ERR_FORKED, strap_index_export(reader, &other_stream, &error));
   EXPECT(STRAP_ERR_FORKED, strap_index_columns(reader, "step", &other_stream, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_close(reader, &error));

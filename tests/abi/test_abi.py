@@ -134,6 +134,7 @@ def compiled(
         "failure.c",
         "fork.c",
         "index_export.c",
+        "rows.c",
         "salvage.c",
         "corrupt.c",
         "traces.c",

@@ -56,7 +56,8 @@ EXTRAS = {
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *(f"analysis.{name}" for name in ("_ray_source", "_recycled", "_shuffled", "_tokens")),
+    *("analysis._pool_rows", "analysis._ray_source"),
+    *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens")),
     "analysis.dataset",
     "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),

@@ -8,6 +8,7 @@ from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .operators import BLOCK_ROWS, NativeForm, Operators
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo, capture_id_of
+from .rows import exchange_rows
 from .session import Conversion, Layout, Session, SessionStats
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "codec_code",
     "decode",
     "encode",
+    "exchange_rows",
     "library_version",
     "view_function",
 ]

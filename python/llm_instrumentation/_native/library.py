@@ -273,6 +273,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_reader_read_ranges": (_u64, _ptr, _size, _ptr, _size, ctypes.POINTER(_size)),
     "strap_reader_prefetch": (_u64, _ptr, _size),
     "strap_reader_close": (_u64,),
+    "strap_exchange_rows": (_ptr, _size, _size, _ptr, _size, _ptr, _ptr),
     "strap_salvage": (
         _str,
         _str,

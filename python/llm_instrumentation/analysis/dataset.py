@@ -11,7 +11,6 @@ A batch has the vectors of the same tokens for each layer.
 from __future__ import annotations
 
 import collections
-import math
 import os
 import queue
 import threading
@@ -21,7 +20,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .._warn import warn
@@ -29,9 +27,9 @@ from ..errors import ForkedError, InvalidArgumentError, StrapError
 from ..storage import check_local, url_of
 from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
+from ._pool_rows import PoolRows
 from ._progress import bytes_bar
-from ._recycled import Recycled
-from ._shuffled import Field, ShuffledEpoch, ShuffledRows, void
+from ._shuffled import Field, ShuffledEpoch, ShuffledRows
 from ._token_set import LayersDifferError, Where
 from ._tokens import Batch, Tokens, Wanted
 from .rows import COLUMNS
@@ -263,11 +261,10 @@ class ActivationDataset(IterableDataset[Batch]):
             if last < self.rows and mine.start < refills:
                 yield np.arange(last, self.rows)
 
-        memory = Recycled()
         with self._windows(self._first + rows for rows in wanted()) as found:
             pool = self._pool(len(held) + self.rows - last)
             for first in range(0, len(held), together * size):
-                _put(pool, slots[first : first + together * size], next(found))
+                pool.put(slots[first : first + together * size], next(found))
             window: Batch = {}
             at = 0
             # Once the draws refill no more, the buffer has the rows that are left too.
@@ -276,19 +273,18 @@ class ActivationDataset(IterableDataset[Batch]):
                 if draw.refilled == 0 and not drained:
                     drained = True
                     if last < self.rows:
-                        _put(pool, np.arange(pooled, pooled + self.rows - last), next(found))
-                if number in mine:
-                    yield _take(pool, draw.slots, memory)
+                        pool.put(np.arange(pooled, pooled + self.rows - last), next(found))
+                refill = None
                 if draw.refilled:
                     if at == _length(window):
                         window = {}  # nothing else holds it, so its memory is used again
                         window, at = next(found), 0
-                    _put(
-                        pool,
-                        draw.slots,
-                        {name: values[at : at + size] for name, values in window.items()},
-                    )
+                    refill = {name: values[at : at + size] for name, values in window.items()}
                     at += size
+                if number in mine:
+                    yield pool.take(draw.slots, refill)
+                elif refill is not None:
+                    pool.put(draw.slots, refill)
                 draw, number = next(draws, None), number + 1
 
     def _from_disk(self, mine: range) -> Iterator[Batch]:
@@ -360,19 +356,14 @@ class ActivationDataset(IterableDataset[Batch]):
     def _read(self, wanted: Wanted) -> Batch:
         return self._tokens.read(wanted, self.columns, self.dtype)
 
-    def _pool(self, size: int) -> Batch:
+    def _pool(self, size: int) -> PoolRows:
         """A buffer for `size` rows."""
-        tokens, pool = self._tokens, Batch()
-        for name in tokens.names:
-            stored = torch_dtype(self.dtype or tokens.dtypes[name])
-            shape = (size, *tokens.shapes[name])
-            memory = Recycled().take(stored.itemsize * math.prod(shape))
-            pool[name] = memory.view(stored).view(shape)
-        for name in self.columns:
-            texts = COLUMNS[name] is None
-            numbers = torch.empty(size, dtype=torch.int64, device="cpu")
-            pool[name] = np.empty(size, object) if texts else numbers
-        return pool
+        tokens = self._tokens
+        vectors = {
+            name: (torch_dtype(self.dtype or tokens.dtypes[name]), tokens.shapes[name])
+            for name in tokens.names
+        }
+        return PoolRows(size, vectors, {name: COLUMNS[name] is None for name in self.columns})
 
     # ---- state ----------------------------------------------------------------
 
@@ -539,38 +530,6 @@ def _one_ahead(values: Iterable[Any]) -> Iterator[Any]:
         if len(ahead) > 1:
             yield ahead.popleft()
     yield from ahead
-
-
-def _put(pool: Batch, slots: Ints, rows: Batch) -> None:
-    """Copies rows into slots of a buffer."""
-    for name, values in rows.items():
-        if isinstance(values, list):
-            pool[name][slots] = values
-        else:
-            _records(pool[name])[slots] = _records(values)
-
-
-def _take(pool: Batch, slots: Ints, memory: Recycled) -> Batch:
-    """Copies the rows of slots out of a buffer."""
-    batch: Batch = {}
-    for name, values in pool.items():
-        if isinstance(values, torch.Tensor):
-            shape = (len(slots), *values.shape[1:])
-            size = values.itemsize * math.prod(shape)
-            out = batch[name] = memory.take(size).view(values.dtype).view(shape)
-            np.take(_records(values), slots, out=_records(out), mode="clip")
-        else:
-            batch[name] = values[slots].tolist()
-    return batch
-
-
-def _records(rows: torch.Tensor) -> npt.NDArray[np.void]:
-    """The same rows, each as one value, which numpy copies at once.
-
-    torch would share the copying among threads, which then wait for those that decode.
-    """
-    flat = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
-    return void(flat)
 
 
 def _length(batch: Batch) -> int:
