@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import itertools
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from llm_instrumentation.analysis import dataset as module
 from llm_instrumentation.analysis._pool import PoolOrder
 from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
 from llm_instrumentation.core.capture import capture_activations
+from llm_instrumentation.errors import NoSpaceError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -337,6 +341,42 @@ def test_a_file_system_without_direct_writes_has_the_same_rows(captures, tmp_pat
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
     same = [(tmp_path / name / "rows.bin").read_bytes() for name in ("whole", "s")]
     assert same[0] == same[1]
+
+
+def test_a_disk_with_larger_blocks_has_the_same_rows(captures, tmp_path, monkeypatch):
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    written, refused = os.pwrite, []
+
+    def refusing(file: int, data: Any, at: int) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(at)
+            raise OSError(errno.EINVAL, "direct writes need larger blocks")
+        return written(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+    assert refused or not os.O_DIRECT
+
+
+def test_a_write_that_fails_in_a_thread_is_an_error_and_the_rest_is_kept(
+    captures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(_shuffled, "_PENDING_BYTES", 4096)  # many small blocks
+    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", 4096)
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    written, count = os.pwrite, itertools.count()
+
+    def failing(file: int, data: Any, at: int) -> int:
+        if next(count) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(file, data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", failing)
+        with pytest.raises(NoSpaceError, match="cannot write to .*No space left"):
+            shuffled(captures, tmp_path / "s").prepare()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("strap-shuffle")]
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
 
 
 def test_a_folder_with_something_else_is_refused(captures, tmp_path):

@@ -73,9 +73,8 @@ class _Lists:
             cells = batch.column(name)
             lengths.append(plain(cells.value_lengths(), -1).astype(np.int64))
             some = plain(cells.flatten(), 0)
-            # Ids of tokens mostly need half of the memory.
-            narrow = self._kind == np.int64 and _is_narrow(some)
-            values.append(some.astype(np.int32 if narrow else self._kind))
+            # Ids of tokens and positions mostly need less memory.
+            values.append(some.astype(_narrow(some)))
         self.values = np.concatenate(values) if values else np.empty(0, self._kind)
         self.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
         there = np.maximum(self.lengths, 0)
@@ -283,9 +282,14 @@ class Calls:
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
 
 
-def _is_narrow(values: npt.NDArray[Any]) -> bool:
-    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    return not len(values) or bool(low <= values.min() and values.max() <= high)
+def _narrow(values: npt.NDArray[Any]) -> np.dtype[Any]:
+    """A small type of integers that has all values."""
+    if values.dtype.kind == "i":
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        for kind in (np.int8, np.int16, np.uint16, np.int32):
+            if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+                return np.dtype(kind)
+    return values.dtype
 
 
 def _holds(module: str, name: str) -> bool:

@@ -7,6 +7,7 @@ random order when it is read. So the rows are read once and written once, with l
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import fcntl
@@ -16,6 +17,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,9 @@ __all__ = ["Field", "ShuffledEpoch", "ShuffledRows", "void"]
 _FORMAT, _VERSION = "libstrap.shuffled", 1
 _WINDOW_BYTES = 8 << 20  # of rows that are dealt at once
 _BUCKET_BYTES = 24 << 20  # of a bucket, on average
-_PENDING_BYTES = 32 << 20  # of rows that are dealt and not written yet
+_PENDING_BYTES = 24 << 20  # of rows that wait for the rest of their blocks
+_WRITING_BYTES = 8 << 20  # of blocks that wait for the disk
+_WRITERS = 4  # threads; a disk that reads and writes at once is slower with fewer
 _SAVED_BYTES = 1 << 30  # that are dealt before they are made durable
 _BLOCK = 4096  # writes that bypass the page cache begin and end at multiples of it
 
@@ -224,12 +228,10 @@ class ShuffledRows:
             windows(np.arange(*part) for part in parts) as found,
         ):
             for (first, end), window in zip(parts, found, strict=True):
-                records = self._records(window, memory)
                 bucket = self._buckets_of(first, end)
                 order = np.argsort(bucket, kind="stable")
-                ordered = void(memory.take(records.nbytes).numpy().reshape(records.shape))
-                np.take(void(records), order, out=ordered, mode="clip")
-                flat, at = ordered.view(np.uint8).reshape(-1), 0
+                ordered = self._records(window, order, memory)
+                flat, at = ordered.reshape(-1), 0
                 for k, count in enumerate(np.bincount(bucket).tolist()):
                     if count:
                         writer.add(k, flat[at : at + count * self.record_bytes])
@@ -241,15 +243,17 @@ class ShuffledRows:
                     unsaved = 0
                 told(end * self.record_bytes, total)
 
-    def _records(self, window: Batch, memory: Recycled) -> Bytes:
-        """The bytes of the rows of a window, [rows, bytes]."""
-        parts = [window[field.name] for field in self.fields]
-        records = memory.take(len(parts[0]) * self.record_bytes).numpy()
-        records = records.reshape(len(parts[0]), self.record_bytes)
-        for field, column, part in zip(self.fields, self._columns(), parts, strict=True):
-            flat = part.reshape(len(part), -1).contiguous().view(torch.uint8).numpy()
-            records[:, column : column + field.bytes] = flat
-        return records
+    def _records(self, window: Batch, order: Ints, memory: Recycled) -> Bytes:
+        """The bytes of the rows of a window in an order, [rows, bytes]."""
+        count, size = len(order), self.record_bytes
+        place = np.empty_like(order)  # of each row
+        place[order] = np.arange(count)
+        records = memory.take(count * size).numpy()
+        for field, column in zip(self.fields, self._columns(), strict=True):
+            flat = window[field.name].reshape(count, -1).contiguous().view(torch.uint8).numpy()
+            target = np.ndarray(count, f"V{field.bytes}", records, column, size)
+            target[place] = void(flat)
+        return records.reshape(count, size)
 
     def _columns(self) -> list[int]:
         """The place of each field in a row."""
@@ -367,6 +371,8 @@ class ShuffledEpoch:
 class _BucketWriter:
     """Appends bytes to buckets, and writes them in blocks, past the page cache if it can.
 
+    Threads write the blocks, while the next ones are filled.
+
     Args:
         path: the file; it is created, with room for all buckets.
         places: where each bucket begins, and the end of the file; multiples of a block.
@@ -377,10 +383,15 @@ class _BucketWriter:
         buckets = len(filled)
         room = _PENDING_BYTES // buckets // _BLOCK * _BLOCK
         self._room = min(max(room, _BLOCK), 1 << 20)
-        self._pending = Recycled().take(buckets * self._room).numpy().reshape(buckets, self._room)
+        blocks = buckets + _WRITING_BYTES // self._room
+        memory = Recycled().take(blocks * self._room).numpy().reshape(blocks, self._room)
+        self._pending, self._free = list(memory[:buckets]), list(memory[buckets:])
         self._used = (filled % self._room).tolist()
         self._begins = (places[:-1] + filled // self._room * self._room).tolist()
+        self._writing = collections.deque[tuple[Future[None], Bytes]]()
+        self._threads = ThreadPoolExecutor(_WRITERS, "strap-shuffle")
         self._file = _open(path)
+        self._direct = bool(fcntl.fcntl(self._file, fcntl.F_GETFL) & _DIRECT)
         try:
             if hasattr(os, "posix_fallocate") and places[-1]:
                 os.posix_fallocate(self._file, 0, int(places[-1]))
@@ -389,41 +400,69 @@ class _BucketWriter:
             with open(path, "rb") as file:
                 for k, used in enumerate(self._used):
                     file.seek(self._begins[k])
-                    self._pending[k, :used] = np.frombuffer(file.read(used), np.uint8)
+                    self._pending[k][:used] = np.frombuffer(file.read(used), np.uint8)
         except BaseException:
             os.close(self._file)
             raise
 
     def add(self, k: int, data: Bytes) -> None:
-        """Appends bytes to bucket k."""
+        """Appends bytes to bucket k.
+
+        Raises:
+            OSError: these bytes, or some that were added before, cannot be written.
+        """
         while len(data):
             used = self._used[k]
             some = data[: self._room - used]
-            self._pending[k, used : used + len(some)] = some
+            self._pending[k][used : used + len(some)] = some
             data = data[len(some) :]
             self._used[k] += len(some)
             if self._used[k] == self._room:
-                self._write(k, self._room)
-                self._begins[k] += self._room
-                self._used[k] = 0
+                self._hand_over(k)
+
+    def _hand_over(self, k: int) -> None:
+        """Lets a thread write the block of bucket k, and begins another one."""
+        if not self._free:
+            self._settle(len(self._writing) - 1)
+        block = self._pending[k]
+        written = self._threads.submit(self._write, block, self._begins[k])
+        self._writing.append((written, block))
+        self._pending[k] = self._free.pop()
+        self._begins[k] += self._room
+        self._used[k] = 0
+
+    def _settle(self, most: int) -> None:
+        """Waits until at most some blocks are not written yet."""
+        while len(self._writing) > most:
+            written, block = self._writing.popleft()
+            written.result()
+            self._free.append(block)
 
     def flush(self) -> None:
-        """Makes durable what was appended."""
+        """Makes durable what was appended.
+
+        Raises:
+            OSError: some of it cannot be written.
+        """
+        self._settle(0)
         for k, used in enumerate(self._used):
             if used:
-                self._write(k, -(-used // _BLOCK) * _BLOCK)
+                self._write(self._pending[k][: -(-used // _BLOCK) * _BLOCK], self._begins[k])
         os.fsync(self._file)
 
-    def _write(self, k: int, size: int) -> None:
-        left, at = self._pending[k, :size].data, self._begins[k]
+    def _write(self, block: Bytes, at: int) -> None:
+        left = block.data
         while len(left):
+            direct = self._direct
             try:
                 done = os.pwrite(self._file, left, at)
             except OSError as error:
-                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-                if error.errno != errno.EINVAL or not flags & _DIRECT:
+                if error.errno != errno.EINVAL or not direct:
                     raise
-                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)  # blocks are larger here
+                # Blocks are larger here. Another thread may have found that out too.
+                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)
+                self._direct = False
                 continue
             left, at = left[done:], at + done
 
@@ -431,6 +470,7 @@ class _BucketWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
         os.close(self._file)
 
 
