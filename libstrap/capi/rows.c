@@ -2,8 +2,8 @@
  * rows.c - exchanges rows of a buffer that is much larger than the caches.
  *
  * The processor cannot foresee where the next row is. So its lines are asked for while the row before is
- * copied. A row that goes out and its successor pass through the caches together. Many rows are written past the
- * caches, because otherwise each line of OUT would be read before it is overwritten.
+ * copied. The row that takes its place is copied while these lines are in the caches. If many rows go out,
+ * they are written past the caches: otherwise each line of OUT would be read before it is overwritten.
  */
 #include "rows.h"
 
