@@ -286,7 +286,8 @@ def _narrow(values: npt.NDArray[Any]) -> np.dtype[Any]:
     """A small type of integers that has all values."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-        for kind in (np.int8, np.int16, np.uint16, np.int32):
+        # Unsigned ones first, so that several batches together need no wider type.
+        for kind in (np.uint8, np.uint16, np.int8, np.int16, np.int32):
             if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
                 return np.dtype(kind)
     return values.dtype

@@ -13,11 +13,11 @@ import torch
 from .._native import exchange_rows
 from ._recycled import Recycled
 from ._shuffled import void
+from ._tokens import Batch
 
 __all__ = ["PoolRows"]
 
 Ints = npt.NDArray[np.int64]
-Batch = dict[str, Any]
 
 
 class PoolRows:
