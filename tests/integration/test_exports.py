@@ -84,12 +84,11 @@ class Kept:
                 mask = (torch.arange(size) < torch.tensor(lengths)[:, None]).long()
                 names = [f"text {step}.{row}" for row in range(len(lengths))]
                 with annotate(document=names):
-                    self.model(ids, mask)
-                given += [
-                    (step, ids[row, : size if padding else length], names[row], length)
-                    for row, length in enumerate(lengths)
-                ]
-        for sequence, (step, ids, name, length) in enumerate(given):
+                    narrow = self.model(ids, mask)
+                for row, length in enumerate(lengths):
+                    kept = slice(size if padding else length)
+                    given.append((step, ids[row, kept], narrow[row, kept], names[row], length))
+        for sequence, (step, ids, narrow, name, length) in enumerate(given):
             columns = {
                 "token_id": ids.tolist(),
                 "position": [*range(length), *[-1] * (len(ids) - length)],
@@ -103,7 +102,8 @@ class Kept:
             with torch.no_grad():
                 values = self.model.embed(ids)
                 self.vectors["embed"] += values
-                self.vectors["narrow"] += self.model.narrow(values)
+                # Computed again in another shape, it may differ in the last bit.
+                self.vectors["narrow"] += narrow
                 self.vectors["heads"] += values.unflatten(1, (2, -1))
         self.paths.append(path)
 
