@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import InvalidArgumentError
 from .library import Error, check, library
 
+if TYPE_CHECKING:  # the package is imported without numpy
+    import numpy as np
+    import numpy.typing as npt
+
 __all__ = ["exchange_rows"]
 
-Rows = npt.NDArray[np.uint8]
+Rows: TypeAlias = "npt.NDArray[np.uint8]"
 
 
 def exchange_rows(
@@ -34,12 +37,12 @@ def exchange_rows(
     if incoming is not None:
         shapes["incoming"] = incoming, (len(slots), *width)
     for name, (rows, shape) in shapes.items():
-        if rows.dtype != np.uint8 or len(width) != 1 or rows.shape != shape or not _dense(rows):
+        if rows.dtype != "u1" or len(width) != 1 or rows.shape != shape or not _dense(rows):
             raise InvalidArgumentError(
                 f"{name}: {rows.dtype} of shape {list(rows.shape)}: give C-contiguous uint8 of "
                 f"shape {list(shape) if len(width) == 1 else '[rows, bytes]'}"
             )
-    if slots.dtype != np.int64 or slots.ndim != 1 or not _dense(slots):
+    if slots.dtype != "i8" or slots.ndim != 1 or not _dense(slots):
         raise InvalidArgumentError(
             f"slots: {slots.dtype} of shape {list(slots.shape)}: give C-contiguous int64 of shape "
             "[n]"
