@@ -576,9 +576,17 @@ strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ra
                                       void *data, size_t size, size_t *done, strap_error *error);
 
 /*
- * Asks the system to read the packets of COUNT rows into the page cache, and does not wait for them. A
- * later call that decodes them then finds them in memory. Rows without a packet are skipped. Where the
- * system takes no such advice, nothing happens.
+ * Starts to read the packets of COUNT rows, and does not wait for them. A later call that decodes them
+ * then finds them in memory. Rows without a packet are skipped. All of this is advice: where the system
+ * cannot do it, the later call reads the packets.
+ *
+ * On Linux, packets that together are 256 KiB or more are read past the page cache, by threads of the
+ * library. For that the reader has up to 4 MiB of memory, and 8 MiB more for each processor. If a call asks for more than that, if
+ * the page cache has the packets, or if they are shorter, it is left to the page cache. So are all packets
+ * of a disk with less than 500 MB/s, if the stream is at most half as large as the free memory.
+ *
+ * Ask for the packets of the next call before each call that decodes. A call without rows gives the
+ * memory back.
  *
  * Errors: NOT_FOUND if there is no such row; INVALID_ARGUMENT.
  */

@@ -27,7 +27,7 @@ func (r *Reader) Follow(first int) (*Reader, error) {
 		return nil, err
 	}
 	// Ask first whether a capture is writing. If it has ended, all its rows are there afterwards.
-	live := isLocked(r.f)
+	live := isLocked(r.f.File)
 	if r.idx == nil && r.NumRows() == 0 && !r.options.IgnoreIndex {
 		return r.anew(live, size)
 	}

@@ -2,13 +2,13 @@ package reader
 
 import (
 	"io"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/procs"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -134,8 +134,7 @@ func (r *Reader) piece(row uint64) (piece, error) {
 // decodeAll decodes pieces. It returns how many pieces before the first error it decoded, and this error.
 func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 	spans, work := spansOf(pieces)
-	processors := runtime.GOMAXPROCS(0)
-	tasks := r.tasksOf(pieces, spans, processors)
+	tasks := r.tasksOf(pieces, spans)
 	var next, least atomic.Int64
 	least.Store(int64(len(pieces)))
 	var mu sync.Mutex
@@ -169,11 +168,12 @@ func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 		}
 	}
 	var others sync.WaitGroup
-	for range min(processors, len(tasks), 1+work/aloneBytes) - 1 {
+	for range min(procs.Count, len(tasks), 1+work/aloneBytes) - 1 {
 		others.Go(worker)
 	}
 	worker()
 	others.Wait()
+	r.f.Used()
 	return int(least.Load()), err
 }
 
@@ -194,10 +194,10 @@ type divided struct {
 
 // tasksOf returns the tasks that decode spans. The packets at the end, one for each processor, are divided
 // if they are large, so that all processors have work until the end.
-func (r *Reader) tasksOf(pieces []piece, spans []span, processors int) []task {
+func (r *Reader) tasksOf(pieces []piece, spans []span) []task {
 	tasks := make([]task, 0, len(spans))
 	for n, s := range spans {
-		if processors > 1 && n >= len(spans)-processors {
+		if procs.Count > 1 && n >= len(spans)-procs.Count {
 			if d := r.divide(&pieces[s.first]); d != nil {
 				for share := range d.shares.Len() {
 					tasks = append(tasks, task{s, d, share})

@@ -1,16 +1,19 @@
 package reader
 
-import "github.com/libstrap/strap/libstrap/internal/status"
+import (
+	"github.com/libstrap/strap/libstrap/internal/ahead"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
 
 // prefetchGap is the most bytes of other packets between two packets that are prefetched at once.
 const prefetchGap = 64 << 10
 
-// Prefetch asks the system to read the packets of rows into the page cache, and does not wait for them. It
-// skips rows without a packet. It is advice: where the system takes none, nothing happens.
+// Prefetch starts to read the packets of rows, and does not wait for them. It skips rows without a packet.
+// See ahead.File.Prefetch for how many bytes are kept, and how long.
 //
 // The error is NotFound if there is no such row.
 func (r *Reader) Prefetch(rows []uint64) error {
-	var from, end int64 // of the packets that are not advised yet
+	var parts []ahead.Part
 	for _, row := range rows {
 		if row >= uint64(r.NumRows()) {
 			return status.New(status.NotFound, "row %d of %q, which has %d", row, r.path, r.NumRows())
@@ -19,14 +22,14 @@ func (r *Reader) Prefetch(rows []uint64) error {
 		if !ok {
 			continue
 		}
-		if offset < from || offset > end+prefetchGap {
-			willNeed(r.f, from, end-from)
-			from = offset
-			end = offset
+		end := offset + length
+		if k := len(parts) - 1; k >= 0 && offset >= parts[k].From && offset <= parts[k].End+prefetchGap {
+			parts[k].End = max(parts[k].End, end)
+		} else {
+			parts = append(parts, ahead.Part{From: offset, End: end})
 		}
-		end = max(end, offset+length)
 	}
-	willNeed(r.f, from, end-from)
+	r.f.Prefetch(parts)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package reader_test
 
 import (
+	"bytes"
 	"os"
 	"testing"
 	"time"
@@ -34,28 +35,55 @@ func cached(t *testing.T, path string) (pages int) {
 	return pages
 }
 
-func TestPrefetchedPacketsComeIntoThePageCache(t *testing.T) {
-	c := &capture{}
-	for range 4 {
-		c.add(t, "layer", "none", ramp(3<<20))
-	}
-	path := save(t, c.stream, c.rows)
-	r := open(t, path, reader.Options{}) // it reads some of the file
+// forget lets the page cache forget a file. It skips the test if too many pages stay.
+func forget(t *testing.T, path string) (pages int) {
+	t.Helper()
 	f, err := os.Open(path)
 	check(t, err)
 	defer f.Close()
 	check(t, f.Sync())
 	check(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
-	before := cached(t, path)
-	if before > 2<<20/os.Getpagesize() {
-		t.Skipf("the file system keeps %d pages", before)
+	if pages = cached(t, path); pages > 1<<20/os.Getpagesize() {
+		t.Skipf("the file system keeps %d pages", pages)
 	}
-	check(t, r.Prefetch([]uint64{1, 2}))
+	return pages
+}
+
+func TestPrefetchedShortPacketsComeIntoThePageCache(t *testing.T) {
+	c := &capture{}
+	var rows []uint64
+	for k := range uint64(60) {
+		c.add(t, "layer", "none", ramp(100<<10))
+		if k%2 > 0 {
+			rows = append(rows, k)
+		}
+	}
+	path := save(t, c.stream, c.rows)
+	r := open(t, path, reader.Options{}) // it reads some of the file
+	before := forget(t, path)
+	check(t, r.Prefetch(rows))
 	for range 100 {
-		if cached(t, path)-before >= 5<<20/os.Getpagesize() {
+		if cached(t, path)-before >= 2<<20/os.Getpagesize() {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Errorf("%d pages before, %d after", before, cached(t, path))
+}
+
+func TestPrefetchedLongPacketsAreReadPastThePageCache(t *testing.T) {
+	c := large(t)
+	path := save(t, c.stream, c.rows)
+	r := open(t, path, reader.Options{})
+	before := forget(t, path)
+	for row, want := range c.values {
+		check(t, r.Prefetch([]uint64{uint64(row), uint64(min(row+1, 3))}))
+		if got := many(t, r, []uint64{uint64(row)}, 1, len(want)); !bytes.Equal(got[0], want) {
+			t.Errorf("row %d has other bytes", row)
+		}
+	}
+	if after := cached(t, path); after-before > 1<<20/os.Getpagesize() {
+		t.Errorf("%d pages before, %d after", before, after)
+	}
+	check(t, r.Prefetch(nil))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
+	"github.com/libstrap/strap/libstrap/internal/ahead"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/index"
@@ -46,7 +47,7 @@ type Info struct {
 type Reader struct {
 	path     string
 	options  Options
-	f        *os.File
+	f        *ahead.File
 	users    *atomic.Int32 // number of readers that share f
 	start    int64         // least offset of the first row's packet
 	follows  bool          // skips packets that are not in the index yet, while a capture writes
@@ -85,7 +86,7 @@ func Open(path string, o Options) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{path: path, options: o, f: f, users: new(atomic.Int32)}
+	r := &Reader{path: path, options: o, f: &ahead.File{File: f}, users: new(atomic.Int32)}
 	r.users.Store(1)
 	if err := r.open(o); err != nil {
 		f.Close()
@@ -114,13 +115,13 @@ func openStream(path string) (*os.File, error) {
 
 func (r *Reader) open(o Options) error {
 	begun := false // an index says that a capture began here
-	r.info.Live = isLocked(r.f)
+	r.info.Live = isLocked(r.f.File)
 	if !o.IgnoreIndex {
 		idx, err := index.Open(index.PathOf(r.path))
 		switch {
 		case err == nil:
 			begun = true
-			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f) // the capture may have just begun
+			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f.File) // the capture may have just begun
 			if idx.Torn && (idx.Damaged || !r.info.Live) {
 				r.problem("%s", idx.Problem)
 			}

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/libstrap/strap/libstrap/internal/procs"
 	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -35,8 +35,9 @@ func large(t testing.TB) *capture {
 
 // atLeast sets the least number of processors for a test.
 func atLeast(t testing.TB, processors int) {
-	before := runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
-	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+	before := procs.Count
+	procs.Count = max(processors, before)
+	t.Cleanup(func() { procs.Count = before })
 }
 
 func TestLargePacketsAreDecodedInShares(t *testing.T) {

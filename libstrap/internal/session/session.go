@@ -33,11 +33,11 @@ package session
 import (
 	"errors"
 	"math"
-	"runtime"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/procs"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/stream"
@@ -104,9 +104,7 @@ func Open(path string, o Options) (*Session, error) {
 	// A thread of the host that calls in must find a free P although workers, writer and disk hold
 	// one each: they run at low priority, and Go does not know that. As many threads of the host
 	// help as there are workers.
-	if need := 2*o.Workers + 3; runtime.GOMAXPROCS(0) < need {
-		runtime.GOMAXPROCS(need)
-	}
+	procs.Need(2*o.Workers + 3)
 	s.maker.start(encoders[:o.Workers])
 	go s.writer.write()
 	return s, nil

@@ -265,7 +265,9 @@ class Reader:
         return done.value
 
     def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
-        """Asks the system to read packets into the page cache, and does not wait for them.
+        """Starts to read packets, and does not wait for them; see strap.h. It is advice.
+
+        Without rows it gives back the memory for packets that were read ahead.
 
         Args:
             rows: uint64 of shape [n], C-contiguous. Rows without a packet are skipped.

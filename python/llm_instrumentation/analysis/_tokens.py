@@ -77,6 +77,8 @@ class Tokens:
         self._starts = np.cumsum([0, *map(len, self.sets)])
         self.rows = int(self._starts[-1])
         self._memory = Recycled()
+        # The captures of the last but one call of `prefetch`, and of the last.
+        self._ahead: tuple[list[TokenSet], list[TokenSet]] = [], []
 
     def _check(self, captures: Sequence[str]) -> None:
         """Checks that all captures have the same layers, models, widths and types."""
@@ -129,9 +131,18 @@ class Tokens:
         return Wanted(plans, begins, len(rows))
 
     def prefetch(self, wanted: Wanted) -> None:
-        """Lets the disk bring what `read` will read."""
+        """Lets the disk bring what `read` will read.
+
+        Captures that neither this nor the last call needs give their memory back.
+        """
+        now = []
         for tokens, _, plan in wanted.plans:
             tokens.prefetch(plan)
+            now.append(tokens)
+        for tokens in self._ahead[0]:
+            if tokens not in now and tokens not in self._ahead[1]:
+                tokens.prefetch({})
+        self._ahead = self._ahead[1], now
 
     def read(self, wanted: Wanted, columns: Sequence[str], dtype: str | None) -> Batch:
         """The vectors and columns of tokens, in their order.
@@ -172,6 +183,7 @@ class Tokens:
         """Frees memory that only reading needs, until it is needed again."""
         self._memory = Recycled()
         for tokens in self.sets:
+            tokens.prefetch({})
             tokens.forget()
 
     def close(self) -> None:

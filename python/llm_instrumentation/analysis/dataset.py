@@ -48,7 +48,7 @@ Shuffle = Literal["none", "pool", "full"]
 Ints = npt.NDArray[np.int64]
 
 # Bytes that are decoded at a time, unless a batch is larger.
-_WINDOW_BYTES = 16 << 20
+_WINDOW_BYTES = 8 << 20
 _POOL_BYTES = 512 << 20
 _STATE_VERSION = 1
 

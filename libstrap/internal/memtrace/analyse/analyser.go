@@ -37,12 +37,12 @@ import (
 	"errors"
 	"math/bits"
 	"os"
-	"runtime"
 	"sync"
 
 	"github.com/apache/arrow/go/v17/arrow"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/procs"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -83,7 +83,7 @@ func (o *Options) complete() error {
 		value *int
 		zero  int
 	}{
-		{"Workers", &o.Workers, min(runtime.GOMAXPROCS(0), maxWorkers)},
+		{"Workers", &o.Workers, min(procs.Count, maxWorkers)},
 		{"MemoryBytes", &o.MemoryBytes, DefaultMemory},
 		{"Bins", &o.Bins, 100},
 		{"CDFPoints", &o.CDFPoints, 1000},
