@@ -44,7 +44,7 @@ ALLOWED = {
     "reader": {"ahead", "codec", "crc32c", "index", "procs", "scan", "wire"},
     "ahead": {"memory", "pages", "procs"},
     "salvage": {"codec", "crc32c", "index", "partial", "reader", "scan", "wire"},
-    "codec": {"codec", "crc32c", "team", "wire"},
+    "codec": {"codec", "crc32c", "procs", "team", "wire"},
     "index": {"crc32c", "memory", "partial", "scan", "wire"},
     "scan": {"wire"},
     "memtrace": {"memtrace", "partial", "procs", "symbols"},

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"slices"
-	"sync"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -122,7 +121,7 @@ func (s *Shares) Len() int { return len(s.shares) }
 // decoded.
 func (s *Shares) Decode(k int) error {
 	one := &s.shares[k]
-	pooled := excerpts.Get().(*[]byte)
+	pooled := excerpts.Get()
 	defer excerpts.Put(pooled)
 	*pooled = slices.Grow((*pooled)[:0], one.bytes+zstdBlockHeader)
 	b := (*pooled)[:one.bytes]
@@ -137,7 +136,7 @@ func (s *Shares) Decode(k int) error {
 }
 
 // excerpts has buffers for excerpts.
-var excerpts = sync.Pool{New: func() any { return new([]byte) }}
+var excerpts = newSpares(func() *[]byte { return new([]byte) })
 
 // decode decodes a share, of which b is the excerpt. b has room for a block's header.
 func (s *Shares) decode(one *share, b []byte) error {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
-	"sync"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
@@ -58,10 +57,10 @@ type unarchiver struct {
 	encoded [2*archiveChunk + archiveSlack]byte
 }
 
-var unarchivers = sync.Pool{New: func() any { return &unarchiver{} }}
+var unarchivers = newSpares(func() *unarchiver { return &unarchiver{} })
 
 func withArchive(payload io.Reader, use func(r io.Reader, size int64) error) error {
-	u := unarchivers.Get().(*unarchiver)
+	u := unarchivers.Get()
 	defer func() {
 		u.src, u.rest = nil, nil
 		unarchivers.Put(u)
