@@ -580,10 +580,11 @@ strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ra
  * then finds them in memory. Rows without a packet are skipped. All of this is advice: where the system
  * cannot do it, the later call reads the packets.
  *
- * On Linux, packets that together are 256 KiB or more are read past the page cache, by threads of the
- * library. For that the reader has up to 4 MiB of memory, and 8 MiB more for each processor. If a call asks for more than that, if
- * the page cache has the packets, or if they are shorter, it is left to the page cache. So are all packets
- * of a disk with less than 500 MB/s, if the stream is at most half as large as the free memory.
+ * On Linux, packets that stand together in the file and have 256 KiB or more are read past the page
+ * cache, by threads of the library. The reader takes up to 4 MiB of memory for them, and 8 MiB more for
+ * each processor. Other packets are read into the page cache: those that a call asks for beyond this
+ * memory, and those of a disk with less than 500 MB/s, if the stream is at most half as large as the
+ * free memory. Packets that the page cache has are read from there.
  *
  * Ask for the packets of the next call before each call that decodes. A call without rows gives the
  * memory back.

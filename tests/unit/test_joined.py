@@ -76,6 +76,7 @@ def test_rows_of_all_streams_have_their_values_and_rank(paths):
     assert joined.read_ranges(ranges[1:], one.ctypes.data, one.nbytes) == 1
     assert one.tolist() == [21, 1]
     joined.prefetch(rows)
+    joined.prefetch(rows[:0])
     assert joined.packet(2).step == 0
     with pytest.raises(NotFoundError, match="no row 5"):
         joined.decoded_bytes(5)

@@ -29,6 +29,8 @@ const (
 	// It is measured from measuredBytes on.
 	slowRate      = 500e6
 	measuredBytes = 64 << 20
+	// staleCalls of start, for any files, is how long a file keeps memory that it does not need.
+	staleCalls = 16
 )
 
 // mostChunks is how many chunks are in memory for one file: those that goroutines decode, and those that are
@@ -52,7 +54,8 @@ type Part struct{ From, End int64 }
 // advice: what was not read ahead, ReadAt reads when it is called.
 //
 // A chunk of 1 MiB is kept until ReadAt has copied as many bytes as were asked for, until Used, or until ReadAt
-// comes to parts of a later call. Its memory is used again, until Prefetch is called without parts.
+// comes to parts of a later call. Its memory is used again, until Prefetch is called without parts, or often for
+// other files.
 func (f *File) Prefetch(parts []Part) {
 	for _, p := range parts {
 		if p.End-p.From >= longBytes {
@@ -170,6 +173,7 @@ func (a *ahead) start(parts []Part) (rest []Part) {
 			chunks = append(chunks, own...)
 		}
 	}
+	a.takeTurn()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.off || a.isSlow() {
@@ -190,6 +194,32 @@ func (a *ahead) start(parts []Part) (rest []Part) {
 	}
 	a.work()
 	return rest
+}
+
+// turns has the last call of start of each open file.
+var turns = struct {
+	sync.Mutex
+	calls int
+	last  map[*ahead]int
+}{last: map[*ahead]int{}}
+
+// takeTurn begins a call of start. Files whose last call was long ago give their memory back: a data set can
+// have many files, and reads them in turn.
+func (a *ahead) takeTurn() {
+	var stale []*ahead
+	turns.Lock()
+	turns.calls++
+	turns.last[a] = turns.calls
+	for b, call := range turns.last {
+		if turns.calls-call > staleCalls {
+			stale = append(stale, b)
+			delete(turns.last, b)
+		}
+	}
+	turns.Unlock()
+	for _, b := range stale {
+		b.rest()
+	}
 }
 
 // chunksOf returns the chunks of a part that the page cache does not have.
@@ -367,6 +397,9 @@ func (a *ahead) rest() {
 }
 
 func (a *ahead) close() {
+	turns.Lock()
+	delete(turns.last, a)
+	turns.Unlock()
 	a.rest()
 	a.reads.Wait()
 	a.rest()

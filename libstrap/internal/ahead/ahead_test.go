@@ -220,3 +220,24 @@ func TestTheEndOfAFileIsRead(t *testing.T) {
 	f.Prefetch([]Part{{0, 3 * mib}})
 	check(t, f, want[:mib], mib/2, mib)
 }
+
+// A data set reads many files in turn.
+func TestAFileThatIsNotReadAnyMoreGivesItsMemoryBack(t *testing.T) {
+	first, want := opened(t, 4*mib)
+	first.Prefetch([]Part{{0, 4 * mib}})
+	a := directly(t, first)
+	a.reads.Wait()
+	other, _ := opened(t, mib)
+	for k := range staleCalls + 1 {
+		if a.mapped == 0 {
+			t.Errorf("no memory after %d calls for another file", k)
+		}
+		other.Prefetch([]Part{{0, mib}})
+	}
+	if a.mapped != 0 {
+		t.Errorf("%d memories after %d calls for another file", a.mapped, staleCalls+1)
+	}
+	check(t, first, want, 0, len(want))
+	first.Prefetch([]Part{{0, 4 * mib}})
+	check(t, first, want, 0, len(want))
+}

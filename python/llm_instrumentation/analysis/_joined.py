@@ -202,6 +202,9 @@ class JoinedReader:
 
     def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
         """As `Reader.prefetch`."""
+        if not len(rows):
+            for piece in self._pieces:
+                piece.native.prefetch(rows)
         while len(rows):
             native, its = self._run(rows)
             native.prefetch(its)

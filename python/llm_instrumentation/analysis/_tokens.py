@@ -77,8 +77,6 @@ class Tokens:
         self._starts = np.cumsum([0, *map(len, self.sets)])
         self.rows = int(self._starts[-1])
         self._memory = Recycled()
-        # The captures of the last but one call of `prefetch`, and of the last.
-        self._ahead: tuple[list[TokenSet], list[TokenSet]] = [], []
 
     def _check(self, captures: Sequence[str]) -> None:
         """Checks that all captures have the same layers, models, widths and types."""
@@ -131,18 +129,9 @@ class Tokens:
         return Wanted(plans, begins, len(rows))
 
     def prefetch(self, wanted: Wanted) -> None:
-        """Lets the disk bring what `read` will read.
-
-        Captures that neither this nor the last call needs give their memory back.
-        """
-        now = []
+        """Lets the disk bring what `read` will read."""
         for tokens, _, plan in wanted.plans:
             tokens.prefetch(plan)
-            now.append(tokens)
-        for tokens in self._ahead[0]:
-            if tokens not in now and tokens not in self._ahead[1]:
-                tokens.prefetch({})
-        self._ahead = self._ahead[1], now
 
     def read(self, wanted: Wanted, columns: Sequence[str], dtype: str | None) -> Batch:
         """The vectors and columns of tokens, in their order.
