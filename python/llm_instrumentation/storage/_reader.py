@@ -177,7 +177,7 @@ class RemoteReader(Reader):
 
     def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
         """Begins to fetch packets in a thread, up to a quarter of what the copy may have."""
-        if not len(rows) or self._prefetching is not None and self._prefetching.is_alive():
+        if not len(rows) or (self._prefetching is not None and self._prefetching.is_alive()):
             return
         wanted = rows.astype(np.int64)
         ends = np.cumsum(self._copy.packets.length[wanted])
