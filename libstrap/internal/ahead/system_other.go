@@ -11,7 +11,7 @@ import (
 
 func willNeed(*os.File, Part)     {}
 func adviseRandom(*os.File, bool) {}
-func cached(*os.File, int64) bool { return false }
+func cached(*os.File, Part) bool  { return false }
 
 type direct struct{}
 
