@@ -151,6 +151,11 @@ def test_saelens_loads_what_was_trained(run, tmp_path, architecture, normalize):
         expected = expected / scale
         found = loaded(rows)
     assert features.any(), "the test needs features"
+    if architecture.endswith("topk"):
+        # Of two features that differ by a rounding error, either one may be among the k largest.
+        same = ((loaded.encode(rows) != 0) == (features != 0)).all(dim=1)
+        assert same.float().mean() > 0.99
+        found, expected = found[same], expected[same]
     assert ((found - expected).norm() / expected.norm()).item() < 1e-6
     assert (found - expected).abs().max() < 1e-6 * rows.abs().max().clamp(min=1)
     assert (loaded.encode(rows) != 0).float().mean().item() == pytest.approx(
