@@ -164,21 +164,23 @@ func openAhead(f *os.File) *ahead {
 
 // start asks for parts. It returns the parts that are not read directly.
 func (a *ahead) start(parts []Part) (rest []Part) {
+	a.takeTurn()
+	if !a.isOn() {
+		a.rest()
+		return parts
+	}
 	var chunks []chunk
 	for _, p := range parts {
-		own := chunksOf(p, a.plain)
-		if p.End-p.From < longBytes || len(chunks)+len(own) > mostChunks {
+		if p.End-p.From < longBytes {
+			rest = append(rest, p)
+		} else if own := chunksOf(p, a.plain); len(chunks)+len(own) > mostChunks {
 			rest = append(rest, p)
 		} else {
 			chunks = append(chunks, own...)
 		}
 	}
-	a.takeTurn()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off || a.isSlow() {
-		return parts
-	}
 	a.calls++
 	for _, one := range chunks {
 		c := a.chunks[one.number]
@@ -233,18 +235,27 @@ func chunksOf(p Part, f *os.File) (chunks []chunk) {
 	return chunks
 }
 
-// isSlow turns direct reads off if the disk is slow and the page cache has room for the file: then a second
-// pass over it finds it there.
-func (a *ahead) isSlow() bool {
+// isOn reports whether there are direct reads. It turns them off if the disk is slow and the page cache has
+// room for the file: then a second pass over it finds it there.
+func (a *ahead) isOn() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	busy := a.busy
 	if a.reading > 0 {
 		busy += time.Since(a.since)
 	}
-	a.off = a.fits && a.bytes >= measuredBytes && float64(a.bytes) < slowRate*busy.Seconds()
-	if a.off {
+	if a.fits && a.bytes >= measuredBytes && float64(a.bytes) < slowRate*busy.Seconds() {
+		a.turnOff()
+	}
+	return !a.off
+}
+
+// turnOff leaves the file to the system from now on.
+func (a *ahead) turnOff() {
+	if !a.off {
+		a.off = true
 		adviseRandom(a.plain, false)
 	}
-	return a.off
 }
 
 // work starts reads while there is memory for them.
@@ -278,7 +289,7 @@ func (a *ahead) take() *pages.Memory {
 	}
 	m, err := pages.Map(chunkBytes)
 	if err != nil {
-		a.off = true
+		a.turnOff()
 		for len(a.queue) > 0 {
 			a.drop(a.queue[0])
 		}
@@ -300,7 +311,7 @@ func (a *ahead) read(c *chunk) {
 		a.busy += time.Since(a.since)
 	}
 	if err != nil {
-		a.off = true
+		a.turnOff()
 	}
 	a.leave(c)
 }
