@@ -18,12 +18,12 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig
-from llm_instrumentation.analysis import _shuffled
+from llm_instrumentation.analysis import _direct_file, _shuffled
 from llm_instrumentation.analysis import dataset as module
 from llm_instrumentation.analysis._pool import PoolOrder
 from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
 from llm_instrumentation.core.capture import capture_activations
-from llm_instrumentation.errors import NoSpaceError
+from llm_instrumentation.errors import NoSpaceError, StrapIOError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -378,6 +378,41 @@ def test_a_write_that_fails_in_a_thread_is_an_error_and_the_rest_is_kept(
             shuffled(captures, tmp_path / "s").prepare()
     assert not [one.name for one in threading.enumerate() if one.name.startswith("strap-shuffle")]
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_rows_on_a_slow_disk_or_one_with_larger_blocks_are_the_same(
+    captures, tmp_path, monkeypatch, refused
+):
+    """Both are read through the page cache."""
+    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", 8192)  # more than one read
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "s")]
+    direct, read = [], os.preadv
+
+    def watched(file: int, into: Any, at: int) -> int:
+        direct.append(bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT))
+        if refused and direct[-1]:
+            raise OSError(errno.EINVAL, "direct reads need larger blocks")
+        return read(file, into, at)
+
+    monkeypatch.setattr(os, "preadv", watched)
+    monkeypatch.setattr(_direct_file, "_TIMED_BYTES", 4096)
+    monkeypatch.setattr(_direct_file, "_LEAST_RATE", float("inf"))
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+    if not direct[0]:
+        pytest.skip("the file system of the test has no direct reads")
+    assert not direct[-1]
+
+
+def test_rows_that_are_damaged_on_disk_are_an_error(captures, tmp_path):
+    rows = tmp_path / "s" / "rows.bin"
+    shuffled(captures, tmp_path / "s").prepare()
+    os.truncate(rows, 4096)
+    with pytest.raises(ValueError, match=r"rows.bin is cut off: remove .*/s"):
+        list(shuffled(captures, tmp_path / "s"))
+    rows.unlink()
+    with pytest.raises(StrapIOError, match=r"cannot read .*rows.bin"):
+        list(shuffled(captures, tmp_path / "s"))
 
 
 def test_a_folder_with_something_else_is_refused(captures, tmp_path):

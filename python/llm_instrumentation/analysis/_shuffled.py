@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +26,7 @@ import torch
 from .._files import replacing
 from ..core._atomic import typed_errors
 from ..errors import InvalidArgumentError, NoSpaceError
+from ._direct_file import BLOCK, DirectFile
 from ._elements import torch_dtype
 from ._recycled import Recycled
 
@@ -40,7 +39,7 @@ _PENDING_BYTES = 24 << 20  # of rows that wait for the rest of their blocks
 _WRITING_BYTES = 8 << 20  # of blocks that wait for the disk
 _WRITERS = 4  # threads; a disk that reads and writes at once is slower with fewer
 _SAVED_BYTES = 1 << 30  # that are dealt before they are made durable
-_BLOCK = 4096  # writes that bypass the page cache begin and end at multiples of it
+_GATHERED_BYTES = 256 << 10  # of rows in their order, which the processor's caches hold
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -103,7 +102,7 @@ class ShuffledRows:
             "identity": dict(identity),
             "rows": rows,
             "record_bytes": self.record_bytes,
-            "block_bytes": _BLOCK,
+            "block_bytes": BLOCK,
             "window_rows": self._window,
             "fields": [[field.name, field.dtype, list(field.shape)] for field in fields],
         }
@@ -154,8 +153,8 @@ class ShuffledRows:
 
     def _places(self) -> Ints:
         """The place of each bucket in the file, and the end of the file."""
-        blocks = -(-self._counts * self.record_bytes // _BLOCK)
-        return np.append(0, np.cumsum(blocks * _BLOCK))
+        blocks = -(-self._counts * self.record_bytes // BLOCK)
+        return np.append(0, np.cumsum(blocks * BLOCK))
 
     # ---- making ---------------------------------------------------------------
 
@@ -279,33 +278,23 @@ class ShuffledRows:
         before = int(ends[k] - self._counts[k])
         return int(self._places()[k]) + (first - before) * self.record_bytes
 
-    def prefetch(self, first: int, count: int) -> None:
-        """Lets the disk bring a piece."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        at, size = self._place(first), count * self.record_bytes
-        with open(self.path, "rb", buffering=0) as file:
-            for part in range(0, size, _ADVICE_BYTES):
-                os.posix_fadvise(
-                    file.fileno(), at + part, min(_ADVICE_BYTES, size - part),
-                    os.POSIX_FADV_WILLNEED,
-                )  # fmt: skip
-
-    def read(self, first: int, count: int, memory: Recycled) -> Bytes:
-        """Reads a piece: the bytes of its rows, [rows, bytes].
+    def read(self, file: DirectFile, first: int, count: int, memory: Recycled) -> Bytes:
+        """Reads a piece from the file at `path`: the bytes of its rows, [rows, bytes].
 
         Raises:
             InvalidArgumentError: the file is shorter than it was.
+            StrapIOError: (an OSError) the disk cannot read it.
         """
-        records = memory.take(count * self.record_bytes).numpy()
-        at, done = self._place(first), 0
-        with open(self.path, "rb", buffering=0) as file:
-            while done < len(records):
-                got = os.preadv(file.fileno(), [records.data[done:]], at + done)
-                if got == 0:
-                    raise InvalidArgumentError(f"{self.path} is cut off: remove {self._folder}")
-                done += got
-        return records.reshape(count, self.record_bytes)
+        at, size = self._place(first), count * self.record_bytes
+        begin, end = at // BLOCK * BLOCK, -(-(at + size) // BLOCK) * BLOCK
+        # Pieces have memory of one size, so it is used again. From 1 MiB on it begins at a page.
+        largest = int(self._counts.max()) * self.record_bytes + 2 * BLOCK
+        room = memory.take(max(largest, 1 << 20)).numpy()[: end - begin]
+        with typed_errors(f"cannot read {self.path}"):
+            complete = file.read(room, begin)
+        if not complete:
+            raise InvalidArgumentError(f"{self.path} is cut off: remove {self._folder}")
+        return room[at - begin : at - begin + size].reshape(count, self.record_bytes)
 
     def split(self, records: Bytes, into: Mapping[str, torch.Tensor], begin: int) -> None:
         """Copies the fields of rows to their tensors, from row `begin` on."""
@@ -318,10 +307,15 @@ class ShuffledRows:
 class ShuffledEpoch:
     """The order of rows in one epoch: that of the buckets, and of the rows in each, is random.
 
+    A thread reads a piece while the one before is used.
+
     Args:
         rows: the rows on disk.
         first, count: which of them.
         seed: numbers that seed the generator.
+
+    Raises:
+        StrapIOError: (an OSError) the file of the rows cannot be opened.
     """
 
     def __init__(self, rows: ShuffledRows, first: int, count: int, seed: tuple[int, ...]) -> None:
@@ -335,6 +329,10 @@ class ShuffledEpoch:
         self._now = -1  # the piece in memory
         self._records: Bytes
         self._order: Ints
+        with typed_errors("cannot read rows in a random order"):
+            self._file = DirectFile(rows.path)
+        self._thread = ThreadPoolExecutor(1, "strap-rows")
+        self._coming: dict[int, Future[Bytes]] = {}  # the next piece
 
     def read(self, first: int, count: int) -> dict[str, torch.Tensor]:
         """Rows `first` to `first + count - 1` of the epoch; fast if they follow the last ones."""
@@ -347,25 +345,39 @@ class ShuffledEpoch:
             k = int(np.searchsorted(self._ends, first + done, side="right"))
             self._load(k)
             begin = first + done - int(self._ends[k]) + len(self._order)
-            places = self._order[begin : begin + count - done]
-            size = len(places) * self._rows.record_bytes
-            some = self._memory.take(size).numpy().reshape(len(places), -1)
-            np.take(void(self._records), places, out=void(some), mode="clip")
-            self._rows.split(some, found, done)
+            most = max(1, _GATHERED_BYTES // self._rows.record_bytes)
+            places = self._order[begin : begin + min(count - done, most)]
+            some = np.take(void(self._records), places)
+            self._rows.split(some.view(np.uint8).reshape(len(places), -1), found, done)
             done += len(places)
         return found
 
     def _load(self, k: int) -> None:
         if k == self._now:
             return
-        if k + 1 < len(self._pieces):
-            self._rows.prefetch(*self._pieces[k + 1])
         self._now = -1
         self._records = np.empty((0, 0), np.uint8)  # its memory is used again
+        self._start(k)
+        self._records = self._coming.pop(k).result()
+        if k + 1 < len(self._pieces):
+            self._start(k + 1)
         first, count = self._pieces[k]
-        self._records = self._rows.read(first, count, self._memory)
         self._order = np.random.default_rng((*self._seed, first)).permutation(count)
         self._now = k
+
+    def _start(self, k: int) -> None:
+        if k not in self._coming:
+            first, count = self._pieces[k]
+            self._coming[k] = self._thread.submit(
+                self._rows.read, self._file, first, count, self._memory
+            )
+
+    def __enter__(self) -> ShuffledEpoch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.shutdown()
+        self._file.close()
 
 
 class _BucketWriter:
@@ -381,8 +393,8 @@ class _BucketWriter:
 
     def __init__(self, path: Path, places: Ints, filled: Ints) -> None:
         buckets = len(filled)
-        room = _PENDING_BYTES // buckets // _BLOCK * _BLOCK
-        self._room = min(max(room, _BLOCK), 1 << 20)
+        room = _PENDING_BYTES // buckets // BLOCK * BLOCK
+        self._room = min(max(room, BLOCK), 1 << 20)
         blocks = buckets + _WRITING_BYTES // self._room
         memory = Recycled().take(blocks * self._room).numpy().reshape(blocks, self._room)
         self._pending, self._free = list(memory[:buckets]), list(memory[buckets:])
@@ -390,19 +402,15 @@ class _BucketWriter:
         self._begins = (places[:-1] + filled // self._room * self._room).tolist()
         self._writing = collections.deque[tuple[Future[None], Bytes]]()
         self._threads = ThreadPoolExecutor(_WRITERS, "strap-shuffle")
-        self._file = _open(path)
-        self._direct = bool(fcntl.fcntl(self._file, fcntl.F_GETFL) & _DIRECT)
+        self._file = DirectFile(path, write=True)
         try:
-            if hasattr(os, "posix_fallocate") and places[-1]:
-                os.posix_fallocate(self._file, 0, int(places[-1]))
-            else:
-                os.ftruncate(self._file, int(places[-1]))
+            self._file.resize(int(places[-1]))
             with open(path, "rb") as file:
                 for k, used in enumerate(self._used):
                     file.seek(self._begins[k])
                     self._pending[k][:used] = np.frombuffer(file.read(used), np.uint8)
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
     def add(self, k: int, data: Bytes) -> None:
@@ -425,7 +433,7 @@ class _BucketWriter:
         if not self._free:
             self._settle(len(self._writing) - 1)
         block = self._pending[k]
-        written = self._threads.submit(self._write, block, self._begins[k])
+        written = self._threads.submit(self._file.write, block, self._begins[k])
         self._writing.append((written, block))
         self._pending[k] = self._free.pop()
         self._begins[k] += self._room
@@ -447,46 +455,15 @@ class _BucketWriter:
         self._settle(0)
         for k, used in enumerate(self._used):
             if used:
-                self._write(self._pending[k][: -(-used // _BLOCK) * _BLOCK], self._begins[k])
-        os.fsync(self._file)
-
-    def _write(self, block: Bytes, at: int) -> None:
-        left = block.data
-        while len(left):
-            direct = self._direct
-            try:
-                done = os.pwrite(self._file, left, at)
-            except OSError as error:
-                if error.errno != errno.EINVAL or not direct:
-                    raise
-                # Blocks are larger here. Another thread may have found that out too.
-                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)
-                self._direct = False
-                continue
-            left, at = left[done:], at + done
+                self._file.write(self._pending[k][: -(-used // BLOCK) * BLOCK], self._begins[k])
+        self._file.sync()
 
     def __enter__(self) -> _BucketWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._threads.shutdown(cancel_futures=True)
-        os.close(self._file)
-
-
-_DIRECT = getattr(os, "O_DIRECT", 0)
-_ADVICE_BYTES = 1 << 20  # Linux reads no more than the read-ahead of the device for one advice
-
-
-def _open(path: Path) -> int:
-    """Opens a file for writes past the page cache, or through it where they are refused."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | _DIRECT, 0o666)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o666)
+        self._file.close()
 
 
 def void(rows: Bytes) -> npt.NDArray[np.void]:

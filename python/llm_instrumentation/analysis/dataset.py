@@ -291,14 +291,14 @@ class ActivationDataset(IterableDataset[Batch]):
         """Batches of the rows on disk. Each epoch has the buckets and their rows in a new order."""
         self.prepare()
         seed = (self.seed, self._epoch)
-        epoch = ShuffledEpoch(self._shuffled, self._first, self.rows, seed)
+        with ShuffledEpoch(self._shuffled, self._first, self.rows, seed) as epoch:
 
-        def read(number: int) -> Batch:
-            first = number * self.batch_size
-            return epoch.read(first, min(self.batch_size, self.rows - first))
+            def read(number: int) -> Batch:
+                first = number * self.batch_size
+                return epoch.read(first, min(self.batch_size, self.rows - first))
 
-        with _Ahead(read, mine) as found:
-            yield from found
+            with _Ahead(read, mine) as found:
+                yield from found
 
     def prepare(self, *, progress: bool | None = None) -> None:
         """For "full": writes the rows to `scratch`, unless they are there. Iterating does so too.
