@@ -57,38 +57,64 @@ class Chosen(NamedTuple):
 
 
 class _Lists:
-    """A column of lists as arrays.
+    """A column of lists as arrays, in little memory, because a column has a value for each token.
+
+    Ids of tokens and positions mostly fit in small types. Positions mostly count up from 0 in each
+    cell: then only the first one of each is kept.
 
     Attributes:
-        starts: the place of each cell's first value.
+        starts: the place of each cell's first value among the values of all cells.
         lengths: values of each cell; -1: the cell is null.
-        values: the values of all cells.
     """
 
     def __init__(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self._kind = np.dtype(str(schema.field(name).type.value_type))
-        values: list[npt.NDArray[Any]] = []
-        lengths: list[Ints] = []
+        # Of each batch the first value of each cell, if the others count up from it; all values.
+        parts: list[tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = []
+        lengths: list[Ints] = [np.empty(0, np.int64)]
+        none = np.empty(0, np.uint8)
         for batch in batches:
             cells = batch.column(name)
             lengths.append(plain(cells.value_lengths(), -1).astype(np.int64))
             some = plain(cells.flatten(), 0)
-            # Ids of tokens and positions mostly need less memory.
-            values.append(some.astype(_narrow(some)))
-        self.values = np.concatenate(values) if values else np.empty(0, self._kind)
-        self.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+            firsts = _firsts(some, lengths[-1])
+            parts.append((None, _narrow(some)) if firsts is None else (_narrow(firsts), none))
+        self.lengths = np.concatenate(lengths)
         there = np.maximum(self.lengths, 0)
         self.starts = np.cumsum(there) - there
+        counted = [firsts for firsts, _ in parts if firsts is not None]
+        self._firsts: npt.NDArray[Any] = none
+        self._values: npt.NDArray[Any] = none
+        self._counts_up = len(counted) == len(parts)
+        if self._counts_up:
+            self._firsts = np.concatenate([none, *counted])
+        else:
+            self._values = np.concatenate([
+                values if firsts is None else _narrow(_counted(firsts, of))
+                for (firsts, values), of in zip(parts, lengths[1:], strict=True)
+            ])  # fmt: skip
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The values of all cells."""
+        return _counted(self._firsts, self.lengths) if self._counts_up else self._values
 
     def at(self, rows: Ints, tokens: Ints, unknown: Any) -> npt.NDArray[Any]:
         """The values at some places; `unknown` where a cell is null."""
         known = self.lengths[rows] > tokens
         if known.all():
-            found: npt.NDArray[Any] = self.values[self.starts[rows] + tokens]
-            return found.astype(self._kind, copy=False)
+            return self._known(rows, tokens)
         values: npt.NDArray[Any] = np.full(len(rows), unknown, self._kind)
-        values[known] = self.values[self.starts[rows[known]] + tokens[known]]
+        values[known] = self._known(rows[known], tokens[known])
         return values
+
+    def _known(self, rows: Ints, tokens: Ints) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = (
+            self._firsts[rows] + tokens
+            if self._counts_up
+            else self._values[self.starts[rows] + tokens]
+        )
+        return found.astype(self._kind, copy=False)
 
     def place(self, rows: Ints, tokens: Ints) -> tuple[Ints, Ints]:
         """Where tokens are, that are counted from the first token of a row on, over further rows.
@@ -282,15 +308,31 @@ class Calls:
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
 
 
-def _narrow(values: npt.NDArray[Any]) -> np.dtype[Any]:
-    """A small type of integers that has all values."""
+def _firsts(values: npt.NDArray[Any], lengths: Ints) -> Ints | None:
+    """The first value of each cell, if the others count up from it; 0 for cells without values."""
+    if values.dtype.kind != "i":
+        return None
+    there = np.maximum(lengths, 0)
+    firsts = np.zeros(len(lengths), np.int64)
+    firsts[there > 0] = values[(np.cumsum(there) - there)[there > 0]]
+    return firsts if np.array_equal(_counted(firsts, there), values) else None
+
+
+def _counted(firsts: npt.NDArray[Any], lengths: Ints) -> Ints:
+    """The values of cells that count up from their first ones."""
+    there = np.maximum(lengths, 0)
+    return np.repeat(firsts - (np.cumsum(there) - there), there) + np.arange(there.sum())
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values in a small type of integers that has all of them."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         # Unsigned ones first, so that several batches together need no wider type.
         for kind in (np.uint8, np.uint16, np.int8, np.int16, np.int32):
             if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-                return np.dtype(kind)
-    return values.dtype
+                return values.astype(kind)
+    return values
 
 
 def _holds(module: str, name: str) -> bool:
