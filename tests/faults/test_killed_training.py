@@ -52,7 +52,7 @@ def test_killed_training_goes_on_with_the_same_batches(tmp_path, start, long, sh
     while len(seen) < len(whole):
         child = start(train, tmp_path, shuffle)
         told = [child.told()]
-        time.sleep(chance.uniform(0, 0.05 if long else 0.4))
+        time.sleep(chance.uniform(0, 0.03 if long else 0.4))
         with contextlib.suppress(ProcessLookupError):  # it has ended
             child.signal(signal.SIGKILL)
         told += child.all_told()
@@ -63,4 +63,4 @@ def test_killed_training_goes_on_with_the_same_batches(tmp_path, start, long, sh
             assert seen.setdefault(number, rows) == rows
     assert [seen[number] for number in sorted(seen)] == whole
     print(f"{kills} kills")
-    assert kills >= (30 if long else 2)
+    assert kills >= (34 if long else 2)  # 100 in the three orders
