@@ -262,6 +262,25 @@ def test_without_a_path_a_capture_in_segments_names_a_folder(tmp_path):
         assert len(reader) == 1
 
 
+def test_views_from_before_and_after_new_segments_are_closed_together(tmp_path):
+    """They share the readers of the segments that have not changed."""
+    run, endless = tmp_path / "run", Endless()
+    with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)):
+        while not segments(2)(run):
+            endless.run()
+        reader = ActivationReader(run)
+        while "lm_head" not in reader.layers:
+            endless.run()
+            reader.refresh()
+        before = reader.select("lm_head")
+        while not segments(4)(run):
+            endless.run()
+        reader.refresh()
+        reader.close()
+    assert [one.step for one in before] == list(range(len(before)))
+    assert len(reader.steps) > len(before)
+
+
 def test_strap_tail_prints_the_tensors_as_they_come(tmp_path):
     run, endless = tmp_path / "run", Endless()
     program = "import sys; from llm_instrumentation.cli import main; sys.exit(main())"

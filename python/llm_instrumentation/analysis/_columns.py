@@ -67,7 +67,7 @@ class Columns:
     def close(self) -> None:
         """Keeps the index available after its reader is closed."""
         with self._lock:
-            if self._table is None:
+            if self._table is None and self._rest is None:
                 self._rest = self._native.index()
 
     def load(self, *names: str) -> None:

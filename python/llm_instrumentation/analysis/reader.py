@@ -549,7 +549,10 @@ class ActivationReader:
         """Closes the stream. A second call does nothing."""
         with self._closing:
             self._closed = True
-            for snapshot in self._snapshots:
+            snapshots = list(self._snapshots)
+            for snapshot in snapshots:  # they may share readers, which must be open for that
+                snapshot.catalogue.columns.close()
+            for snapshot in snapshots:
                 snapshot.close()
 
     def __enter__(self) -> ActivationReader:
