@@ -42,7 +42,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves folders with few tests that take long to the front.
 
-    ``make test`` shares the files among two processes, and one would be left with these at the end.
+    ``make test`` shares the files among processes, and one would be left with these at the end.
     """
     long = {"lint", "packaging", "validity"}
     items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in long)

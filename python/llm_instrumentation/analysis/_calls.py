@@ -310,12 +310,19 @@ class Calls:
 
 def _firsts(values: npt.NDArray[Any], lengths: Ints) -> Ints | None:
     """The first value of each cell, if the others count up from it; 0 for cells without values."""
-    if values.dtype.kind != "i":
+    filled = np.flatnonzero(lengths > 0)
+    begins = np.cumsum(lengths[filled]) - lengths[filled]
+    end = int(lengths[filled[0]]) if len(filled) else 0
+    # The first cell tells at once of most columns that theirs do not count up.
+    if values.dtype.kind != "i" or (values[1:end] != values[: end - 1] + 1).any():
         return None
-    there = np.maximum(lengths, 0)
+    jumps = values[1:] != values[:-1] + 1
+    jumps[begins[1:] - 1] = False
+    if jumps.any():
+        return None
     firsts = np.zeros(len(lengths), np.int64)
-    firsts[there > 0] = values[(np.cumsum(there) - there)[there > 0]]
-    return firsts if np.array_equal(_counted(firsts, there), values) else None
+    firsts[filled] = values[begins]
+    return firsts
 
 
 def _counted(firsts: npt.NDArray[Any], lengths: Ints) -> Ints:

@@ -60,7 +60,8 @@ class DirectFile:
 
     def write(self, data: Bytes, at: int) -> None:
         """Writes bytes to a place."""
-        self._all(lambda left, at: os.pwrite(self._file, left, at), data, at)
+        if not self._all(lambda left, at: os.pwrite(self._file, left, at), data, at):
+            raise OSError(errno.EIO, "the disk takes no bytes")
 
     def read(self, into: Bytes, at: int) -> bool:
         """Fills memory from a place. False if the file ends before."""
@@ -75,7 +76,7 @@ class DirectFile:
         return True
 
     def _all(self, move: Callable[[memoryview, int], int], data: Bytes, at: int) -> bool:
-        """Moves bytes from or to a place. False if the file ends before."""
+        """Moves bytes from or to a place. False if a move of none ends it before."""
         left = data.data
         while len(left):
             direct = self._direct
