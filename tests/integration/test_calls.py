@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,23 @@ import pyarrow as pa
 import pytest
 import torch
 import transformers
-from llm_instrumentation import InstrumentationConfig, InstrumentationFramework, annotate
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    InstrumentationFramework,
+    annotate,
+)
 from llm_instrumentation._native import Session, capture_id_of
 from llm_instrumentation.core.calls import encoders_of
 from llm_instrumentation.core.calls_file import calls_path_for, read_calls
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.core.sequences import Sequences
+from llm_instrumentation.errors import InvalidArgumentError
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
 
 GENERATED = 4
+END_MARK = bytes.fromhex("ffffffff00000000")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -452,6 +460,62 @@ def test_tokens_that_cannot_be_read_do_not_end_the_capture(ids, path, kind):
                 )
         model(ids)
     assert column(path, "token_ids") == ids.tolist()
+
+
+class WithPositions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(97, 4)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return self.embed(input_ids)
+
+
+def test_calls_that_cannot_be_recorded_do_not_end_the_capture(ids, path):
+    """Their number is told; the tensors and the other calls are there."""
+    model = WithPositions()
+    with pytest.warns(RuntimeWarning, match="lacks calls .*1099511627776 is beyond the int32"):
+        with torch.no_grad(), capture_activations(model, path) as framework:
+            model(ids)
+            model(ids, position_ids=torch.full_like(ids, 2**40))
+            model(ids)
+    assert framework.stats().tensors == 6 and framework.stats().lost_calls == 1
+    assert [row["step"] for row in rows(path)] == [0, 0, 2, 2]
+    assert not calls_path_for(path).read_bytes().endswith(END_MARK)
+    with ActivationReader(path) as reader:
+        assert len(reader["embed"]) == 3
+        with pytest.warns(RuntimeWarning, match="lacks the calls of 1 activations of 'embed'"):
+            found = reader.rows("embed")
+        assert found.column("step").tolist() == [0] * 18 + [2] * 18 and found.left_out == 1
+
+
+def test_a_calls_file_that_cannot_be_made_is_tried_again(ids, path):
+    model = WithPositions()
+    with pytest.warns(RuntimeWarning, match="lacks calls .*Is a directory"):
+        with torch.no_grad(), capture_activations(model, path) as framework:
+            calls_path_for(path).mkdir()
+            model(ids)
+            while not framework.stats().lost_calls:
+                time.sleep(0.01)
+            calls_path_for(path).rmdir()
+            model(ids)
+    assert framework.stats().tensors == 4 and framework.stats().lost_calls == 1
+    assert [row["step"] for row in rows(path)] == [1, 1]
+
+
+def test_a_complete_calls_file_has_an_end_mark(ids, path):
+    model = WithPositions()
+    captured(model, path, lambda: model(ids))
+    assert calls_path_for(path).read_bytes().endswith(END_MARK)
+
+
+def test_strict_captures_end_with_a_call_that_cannot_be_recorded(ids, path):
+    model = WithPositions()
+    config = InstrumentationConfig.balanced().with_strict()
+    with pytest.warns(RuntimeWarning, match="has stopped"):
+        with pytest.raises(InvalidArgumentError, match="1099511627776 is beyond"):
+            with torch.no_grad(), capture_activations(model, path, config=config):
+                model(ids, position_ids=torch.full_like(ids, 2**40))
 
 
 def test_numbers_that_are_no_token_ids_are_other_tensors(path):

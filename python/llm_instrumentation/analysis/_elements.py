@@ -25,8 +25,8 @@ _FLOAT8 = {
     "float8_e5m2fnuz": (2, 16),
 }
 
-
-_OF_NUMPY = {name for name in DTYPE_SIZES if hasattr(np, name)} | {"bool"}
+# The types that numpy has too. This looks up no attributes, because numpy 1 warns of `np.bool`.
+_OF_NUMPY = {name for name in DTYPE_SIZES if name in np.sctypeDict}
 
 
 def dtype_name(dtype: Any) -> str:

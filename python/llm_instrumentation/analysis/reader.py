@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
+from .._warn import warn
 from ..core.run_folder import is_run_folder
 from ..core.run_records import RunRecord
 from ..core.token_files import load_token_metadata
@@ -369,6 +370,11 @@ class ActivationReader:
             NoCallsError: (a LookupError) the capture does not have what the model was given.
         """
         vectors = self._vectors(layer, steps, requests, tokenizer, without_calls)
+        if vectors.left_out and self._warn and not self.info.live:
+            warn(
+                f"the calls file of {self.path} lacks the calls of {vectors.left_out:,} "
+                f"activations of {layer!r}: their rows are left out"
+            )
         places = vectors.kept(padding, without_tokens)
         return Rows(vectors, np.arange(vectors.tokens) if places is None else places)
 

@@ -178,7 +178,11 @@ class CallLog:
         token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
         key: the key of hashed token ids; None: a random one.
         first_step: number of the first step; of a resumed capture the earlier steps are kept.
-        failed: receives the error if the file cannot be written. Nothing is recorded after that.
+        failed: receives the error of calls that could not be recorded. Later calls still are, if
+            that is possible; a file that lacks calls ends without its end mark.
+
+    Attributes:
+        lost: the number of calls that could not be recorded.
     """
 
     def __init__(
@@ -213,6 +217,8 @@ class CallLog:
         self._waiting: list[_Waiting | _Roll] = []  # guarded by the lock, as is all below
         self._bytes = 0  # of the tensors of the waiting calls, and of those that are being written
         self._taken = self._durable = 0  # numbers of calls
+        self.lost = 0
+        self._lacking = False  # whether the present file lacks calls
         self._syncs = self._ends = False  # what the thread is asked for
         self._over = False
         self._thread = threading.Thread(target=self._run, name="strap-calls", daemon=True)
@@ -316,8 +322,13 @@ class CallLog:
         tensors: list[Tensor] = []
         # The cache of an encoder-decoder model is the decoder's.
         own = cached if given.decoder is None else 0
-        text = self._keep(given.text, own, tensors)
-        decoder = self._keep(given.decoder, cached, tensors)
+        try:
+            text = self._keep(given.text, own, tensors)
+            decoder = self._keep(given.decoder, cached, tensors)
+        except Exception:
+            with self._lock:
+                self._lose(1)
+            raise
         others = tuple((name, *form) for name, form in given.others.items()) if given.others else ()
         rows, lengths, starts, padding = given.rows, None, None, False
         if packing is not None and text is not None:
@@ -334,6 +345,7 @@ class CallLog:
             while self._bytes > _MOST_BYTES and not self._over:
                 self._lock.wait()
             if self._over:
+                self._lose(1)
                 return
             if not self._waiting:
                 self._lock.notify_all()
@@ -419,8 +431,13 @@ class CallLog:
 
     def _stop(self) -> None:
         self._over = True
+        self._lose(sum(isinstance(one, _Waiting) for one in self._waiting))
         self._waiting, self._bytes = [], 0
         self._lock.notify_all()
+
+    def _lose(self, calls: int) -> None:
+        self.lost += calls
+        self._lacking |= calls > 0
 
     # ---- the thread -----------------------------------------------------------
 
@@ -449,13 +466,12 @@ class CallLog:
             some, self._waiting = self._waiting, []
             size, taken, syncs, ends = self._bytes, self._taken, self._syncs, self._ends
             self._syncs = False
-        for is_roll, those in itertools.groupby(some, lambda one: isinstance(one, _Roll)):
-            if is_roll:
-                for roll in those:
-                    assert isinstance(roll, _Roll)
-                    self._begin_file(roll)
-            else:
-                self._write([one for one in those if isinstance(one, _Waiting)])
+        try:
+            self._put(some)
+        except BaseException:
+            with self._lock:
+                self._waiting[:0] = some
+            raise
         if syncs and self._file is not None:
             self._file.sync()
         with self._lock:
@@ -467,10 +483,23 @@ class CallLog:
             self._end_file()
         return not ends
 
+    def _put(self, some: list[_Waiting | _Roll]) -> None:
+        """Writes calls, each to the file of its stream, and removes them from the list."""
+        while some:
+            if isinstance(first := some[0], _Roll):
+                self._begin_file(first)
+                del some[0]
+            else:
+                calls = list(itertools.takewhile(lambda one: isinstance(one, _Waiting), some))
+                self._write([one for one in calls if isinstance(one, _Waiting)])
+                del some[: len(calls)]
+
     def _end_file(self) -> None:
         if self._file is not None:
-            self._file.end()
+            if not self._lacking:
+                self._file.end()
             self._file.rename(self._place())
+        self._lacking = False
 
     def _begin_file(self, roll: _Roll) -> None:
         """Ends the file so far, durably. The next call that is written begins another one."""
@@ -496,13 +525,23 @@ class CallLog:
         return self._syncs or self._ends or self._over or self._bytes > _MANY_BYTES
 
     def _write(self, calls: list[_Waiting]) -> None:
-        if self._file is None:
-            self._path = self._place()
-            self._file = CallsFile(self._path, self._capture_id, self._encoders)
-        rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
-        for _, alike in itertools.groupby(calls, _alike):
-            rows.add(list(alike))
-        self._file.write(rows.columns, rows.lists)
+        """Writes calls. If that fails, they are lost, and the next ones are tried again."""
+        try:
+            if self._file is None:
+                self._path = self._place()
+                self._file = CallsFile(self._path, self._capture_id, self._encoders)
+            rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
+            for _, alike in itertools.groupby(calls, _alike):
+                rows.add(list(alike))
+            self._file.write(rows.columns, rows.lists)
+        except Exception as error:
+            if len(calls) > 1 and not isinstance(error, OSError):
+                for one in calls:  # so that one call does not take the others with it
+                    self._write([one])
+                return
+            with self._lock:
+                self._lose(len(calls))
+            self._failed(error)
 
 
 class _Rows:

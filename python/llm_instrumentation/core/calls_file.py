@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._files import partial_beside
-from ..errors import NoSpaceError, StrapIOError, UnsupportedError
+from ..errors import InvalidArgumentError, NoSpaceError, StrapIOError, UnsupportedError
 from ._atomic import sync_directory
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class CallsFile:
 
         Raises:
             StrapIOError: the rows cannot be written; the file is as before.
+            InvalidArgumentError: a number is beyond the type of its column.
         """
         import pyarrow as pa
 
@@ -174,7 +175,7 @@ class CallsFile:
             self._synced = True
 
     def end(self) -> None:
-        """Writes the end mark."""
+        """Writes the end mark, which says that the file has all calls."""
         self._append(_END)
 
     def rename(self, path: Path) -> None:
@@ -214,11 +215,14 @@ def _list_array(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
     np.cumsum(np.concatenate(rows), out=offsets[1:])
     values = [part.values.reshape(-1) for part in parts if part.values is not None]
     flat = np.concatenate(values) if values else np.empty(0)
-    flat = flat.astype(kind.value_type.to_pandas_dtype(), copy=False)
+    cells = flat.astype(str(kind.value_type), copy=False)  # `to_pandas_dtype` may need pandas
+    if cells is not flat and (cells != flat).any():
+        beyond = flat[cells != flat][0]
+        raise InvalidArgumentError(f"{beyond} is beyond the {kind.value_type} of the calls file")
     return pa.ListArray.from_arrays(
         # A null offset makes the cell that begins there null.
         pa.array(offsets, mask=np.append(np.concatenate(null), False)),
-        pa.array(flat, kind.value_type),
+        pa.array(cells, kind.value_type),
         kind,
     )
 

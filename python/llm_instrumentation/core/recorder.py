@@ -200,7 +200,7 @@ class Recorder:
                 token_ids=config.token_ids,
                 key=config.token_key,
                 first_step=self._begin_steps,
-                failed=self._fail,
+                failed=self._calls_failed,
             )
             self._exit.callback(self._places.clear)
             self._steps = Steps(
@@ -334,6 +334,17 @@ class Recorder:
             self._unrecorded.add(reason)
             warn(f"what a call of the model was given is not recorded as a whole: {error}")
 
+    def _calls_failed(self, error: Exception) -> None:
+        """Tells that calls are not in the calls file. The tensors go on, unless strict."""
+        if self._config.strict:
+            self._fail(error)
+        elif (reason := repr(error)) not in self._unrecorded:
+            self._unrecorded.add(reason)
+            warn(
+                f"the calls file of {self.path} lacks calls of the model, so rows of tokens lack "
+                f"theirs: {error!r}. Tensors are still captured; stats().lost_calls counts"
+            )
+
     def _begins(self, entry: nn.Module) -> None:
         self._entries.add(entry)
         hook = OwnHook(self._steps.enter)
@@ -422,6 +433,7 @@ class Recorder:
                     skipped_steps=self._steps.skipped,
                     seconds=time.monotonic() - self._began,
                     silent=self._silent(),
+                    lost_calls=self._calls.lost,
                 )
         return self._last_stats
 

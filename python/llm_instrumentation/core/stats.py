@@ -52,6 +52,8 @@ class CaptureStats:
         repeated: packets of the same elements as one just before, which were not compressed again.
         silent: names of the hooked modules that have not run, as far as hooks know.
         skipped_steps: those of `steps` that were left out, by `with_every` or while paused.
+        lost_calls: calls of the model that could not be recorded in the calls file; rows of tokens
+            lack theirs.
     """
 
     path: str
@@ -85,6 +87,7 @@ class CaptureStats:
     underflowed: int = 0
     silent: tuple[str, ...] = ()
     skipped_steps: int = 0
+    lost_calls: int = 0
 
     @classmethod
     def of(
@@ -96,6 +99,7 @@ class CaptureStats:
         skipped_steps: int,
         seconds: float,
         silent: tuple[str, ...],
+        lost_calls: int,
     ) -> CaptureStats:
         """From the native counters. The ratio is exact once nothing is queued."""
         return cls(
@@ -130,6 +134,7 @@ class CaptureStats:
             underflowed=s.underflowed,
             silent=silent,
             skipped_steps=skipped_steps,
+            lost_calls=lost_calls,
         )
 
     def _repr_html_(self) -> str:
