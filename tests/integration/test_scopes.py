@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, capture_activations, for_request
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    capture_activations,
+    for_request,
+)
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
@@ -193,3 +199,32 @@ def test_a_request_may_end_in_another_context(model, path):
     block = for_request("elsewhere")
     contextvars.copy_context().run(block.__enter__)
     block.__exit__(None, None, None)
+
+
+def test_a_model_runs_while_captures_in_other_threads_begin_and_end(model, tmp_path):
+    """PyTorch adds and removes hooks in several steps, and other threads run meanwhile."""
+    config = InstrumentationConfig.balanced().with_inputs()
+    ended, interval = threading.Event(), sys.getswitchinterval()
+
+    def serve() -> int:
+        calls = 0
+        with torch.no_grad():
+            while not ended.is_set():
+                model(inputs_of(0)[0])
+                calls += 1
+        return calls
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            serving = [pool.submit(serve) for _ in range(2)]
+            for n in range(60):
+                with capture_activations(
+                    model, tmp_path / f"{n}.stream", config=config, scope="thread"
+                ):
+                    model(inputs_of(1)[0])
+            ended.set()
+            assert all(one.result() for one in serving)
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 _Found = TypeVar("_Found")
 
 # The columns with one value for a row. The others have a list with a value for each token.
-_OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels"]
+_OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs"]
 
 
 class CallsOf(NamedTuple):
@@ -159,6 +159,7 @@ class Calls:
         self._step = _numbers(table["step"])
         row = _numbers(table["row"])
         self._lists: dict[str, _Lists] = {}
+        self._unread: dict[str, npt.NDArray[np.bool_]] = {}
         # Numbers; or the places of texts, and the texts, the last of which is for null.
         self._cells: dict[str, tuple[Ints, npt.NDArray[Any] | None]] = {}
         # The calls: their first rows, and the sequences in their batches.
@@ -211,6 +212,22 @@ class Calls:
                 f"{self._missing} is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
+        return found
+
+    def unread_mask(self, side: str) -> npt.NDArray[np.bool_]:
+        """For each row whether the call had a mask that does not say which tokens are padding.
+
+        Args:
+            side: "" or "decoder_".
+        """
+        found = self._unread.get(side)
+        if found is None:
+            codes, distinct = _codes(self._table["inputs"])
+            given = [f"{side}attention_mask" in json.loads(text) for text in distinct]
+            found = self._unread[side] = np.array([*given, False])[codes]
+            if found.any():  # a mask that could be read is there
+                found &= self.lists(f"{side}mask").lengths < 0
+                self.forget(f"{side}mask")
         return found
 
     def first_other_tokens(self, other: Calls) -> int | None:

@@ -113,6 +113,9 @@ class TokenVectors:
         # The length of the axis of tokens.
         self._along = shapes[:, self._layout.axes.index("t")]
         self.dtype = self._common_dtype()
+        unread = None if calls is None else calls.unread_mask(self._side)
+        self._unread = None if unread is None or not unread[self._first].any() else unread
+        self.unknown_padding = 0 if self._unread is None else int(self._unread[self._first].sum())
         there = self._rows if self._layout.last else self._total
         self._ends = np.cumsum(there)
         self._starts = self._ends - there
@@ -322,11 +325,22 @@ class TokenVectors:
             return row - self._first[at]
         if name == "text":
             return self._texts(self._token_column("token_id", row, token))
+        if name == "padding":
+            return self._padding(row, token)
         if name in _OF_TOKENS:
             return self._token_column(name, row, token)
         if self._calls is None:
             return np.full(len(row), COLUMNS[name], object if COLUMNS[name] is None else None)
         return self._calls.cells(name, row)
+
+    def _padding(self, row: Ints, token: Ints) -> Ints:
+        if self._calls is None:
+            return np.full(len(row), -1)
+        kept = self._calls.lists(f"{self._side}mask").at(row, token, True)
+        padding = (~kept).astype(np.int64)
+        if self._unread is not None:
+            padding[self._unread[row]] = -1
+        return padding
 
     def _token_column(self, name: str, row: Ints, token: Ints) -> npt.NDArray[Any]:
         if self._calls is None:

@@ -128,6 +128,7 @@ class ActivationReader:
         self.path = url_of(path) or os.fspath(path)
         self._storage = storage
         self._warn = warn
+        self._told_padding = False
         self._dtypes = {pattern: dtype_name(dtype) for pattern, dtype in (dtypes or {}).items()}
         self._closing = threading.Lock()
         self._refreshing = threading.Lock()
@@ -385,7 +386,15 @@ class ActivationReader:
         if not len(chosen):
             raise UnknownActivationError(f"no activation of {layer!r} is chosen")
         calls = None if without_calls else self._calls_of_capture()
-        return TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
+        vectors = TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
+        if vectors.unknown_padding and self._warn and not self._told_padding:
+            self._told_padding = True
+            warn(
+                f"{self.path}: {vectors.unknown_padding:,} activations of {layer!r} are of calls "
+                "with a mask that does not say which tokens are padding. Padding has rows too; "
+                'their column "padding" is -1'
+            )
+        return vectors
 
     @property
     def capture_id(self) -> str | None:

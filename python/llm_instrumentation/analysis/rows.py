@@ -41,6 +41,7 @@ COLUMNS: dict[str, Any] = {
     "token_id": -1,
     "token_type": -1,
     "token_hash": 0,
+    "padding": -1,
     "document": None,
     "labels": None,
     "request": None,
@@ -105,6 +106,8 @@ class Rows(Sequence["Row"]):
         shape: shape of a row's vector: (width,) or (heads, width).
         dtype: the type of the values, by torch's name.
         left_out: activations of the layer whose call is not in the calls file.
+        unknown_padding: activations of the layer whose call had a mask that does not say which
+            tokens are padding. All of their tokens have rows.
     """
 
     def __init__(self, source: TokenVectors, places: Ints) -> None:
@@ -114,6 +117,7 @@ class Rows(Sequence["Row"]):
         self.shape = source.shape
         self.dtype = source.dtype
         self.left_out = source.left_out
+        self.unknown_padding = source.unknown_padding
 
     def __len__(self) -> int:
         return len(self._places)
@@ -165,8 +169,9 @@ class Rows(Sequence["Row"]):
 
         Args:
             name: "step", "call", "batch_row", "rank", "sequence", "position", "token_id",
-                "token_type", "token_hash", "document", "labels", "request" or "text". Unknown
-                numbers are -1 (0 for hashes), unknown texts None.
+                "token_type", "token_hash", "padding" (1: the mask leaves the token out, 0: it does
+                not), "document", "labels", "request" or "text". Unknown numbers are -1 (0 for
+                hashes), unknown texts None.
 
         Raises:
             InvalidArgumentError: there is no such column; or "text" without a tokenizer.

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Given", "Text", "given_to", "named_arguments", "new_tokens"]
+from .masks import Mask, Unread, mask_of_generation, read_mask
+
+__all__ = ["Given", "Text", "given_to", "is_main_part", "named_arguments", "new_tokens"]
 
 # The names of arguments with text. An encoder-decoder model has the cache in its decoder, so the
 # decoder's text counts.
 _TEXT = ("input_ids", "inputs_embeds")
+# Other arguments that may say which tokens are padding. How is unknown: those of
+# torch.nn.Transformer are True for padding, others are True for tokens.
+_OTHER_MASK = re.compile(r"(^|_)(padding_mask|pad_mask|key_mask|input_mask|mask)$")
+_NO_PADDING_MASK = re.compile(r"special|loss|global|head|label|causal|bool_masked|tgt_|decoder_")
 _DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
 # Arguments that a Text holds, if they have one or two dimensions.
 _OF_TEXT = frozenset(
@@ -34,9 +41,8 @@ class Text(NamedTuple):
         tokens: token ids, int [rows, length]; None: the model got embeddings.
         rows: sequences in the batch.
         length: tokens of each row in this call, with padding.
-        mask: nonzero where a token counts, [rows, columns]. It has a column for each token of this
-            call, and perhaps for the tokens in the cache before them. None: all tokens count, or
-            the mask has another form.
+        mask: says which tokens are padding. Unread: one was given, and it is unknown. None: there
+            is none, so no token is padding.
         positions: the given position ids, int [rows, length]; None: the model makes them.
         types: token type ids, int [rows, length], or None.
     """
@@ -44,7 +50,7 @@ class Text(NamedTuple):
     tokens: Tensor | None
     rows: int
     length: int
-    mask: Tensor | None
+    mask: Mask | Unread | None
     positions: Tensor | None
     types: Tensor | None
 
@@ -56,48 +62,65 @@ class Given(NamedTuple):
         rows: sequences in the batch.
         text: its text; for an encoder-decoder model the encoder's. None: no text.
         decoder: the text of the decoder of an encoder-decoder model, or None.
-        others: shape and type of the other tensors, by the names of their arguments. A dimension of
-            unequal lengths, as nested tensors have, is a text.
+        others: shape and type of the other tensors, by the names of their arguments, and of a mask
+            that is unread. A dimension of unequal lengths, as nested tensors have, is a text.
+        held: tokens in the cache, the decoder's of an encoder-decoder model; None: unknown.
     """
 
     rows: int
     text: Text | None
     decoder: Text | None
-    others: dict[str, tuple[tuple[int | str, ...], torch.dtype]]
+    others: dict[str, tuple[tuple[int | str, ...], object]]
+    held: int | Tensor | None
 
 
 def given_to(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, packed: bool = False
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    held: int | Tensor | None = 0,
+    packed: bool = False,
+    main: bool = True,
 ) -> Given:
-    """Reads the arguments of a call. It copies nothing.
+    """Reads the arguments of a call. It waits for no device.
 
     Args:
         module: the module that is called.
         args: its arguments.
         kwargs: its keyword arguments.
+        held: tokens in the call's cache, the decoder's of an encoder-decoder model; None: unknown.
         packed: it is a packed batch. So embeddings may have two dimensions, [tokens, width], and
             position ids may be named ``positions``, as engines do.
+        main: the module is a model, or its main part. So its first argument may be the token ids,
+            whatever its name. A part, as the embedding of virtual tokens, may get other integers.
     """
-    named = named_arguments(module, args, kwargs)
+    named = _unpacked(named_arguments(module, args, kwargs))
     embeds = named.get("inputs_embeds")
     if packed and isinstance(embeds, Tensor) and embeds.dim() == 2:
         named["inputs_embeds"] = embeds[None]
     if packed and "positions" in named:
         named.setdefault("position_ids", named.pop("positions"))
-    text, used = _text(named, ""), ""
-    if text is None and "input_ids" not in named and "inputs_embeds" not in named:
+    decoder = _text(named, "decoder_", held)
+    of_encoder = held if decoder is None else 0
+    text, used = _text(named, "", of_encoder), ""
+    if text is None and main and "input_ids" not in named and "inputs_embeds" not in named:
         # A model that is not of transformers: its first argument may be the token ids.
         used = next(iter(_parameters_of(module)), "")
-        text = _text({**named, "input_ids": args[0] if args else named.get(used)}, "")
-    decoder = _text(named, "decoder_")
-    held = frozenset() if text is None and decoder is None else _OF_TEXT
+        first = args[0] if args else named.get(used)
+        text = _text({**named, "input_ids": first}, "", of_encoder)
+    of_text = frozenset() if text is None and decoder is None else _OF_TEXT
+    others: dict[str, tuple[tuple[int | str, ...], object]]
     others = {
         name: (_shape(value), value.dtype)
         for name, value in named.items()
         if isinstance(value, Tensor)
-        and (name not in held or value.dim() > 2)
+        and (name not in of_text or value.dim() > 2)
         and (text is None or name != used)
     }
+    for side, its in (("", text), ("decoder_", decoder)):
+        if its is not None and isinstance(its.mask, Unread):
+            others[f"{side}attention_mask"] = its.mask
     if text is not None:
         rows = text.rows
     elif decoder is not None:
@@ -105,11 +128,30 @@ def given_to(
     else:
         shape = next((shape for shape, _ in others.values() if shape), ())
         rows = shape[0] if len(shape) > 1 and isinstance(shape[0], int) else 1
-    return Given(rows, text, decoder, others)
+    return Given(rows, text, decoder, others, held)
+
+
+def _unpacked(named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, and those in a mapping among them, as models that take one batch have it."""
+    if not named.keys() & _TEXT:
+        for value in named.values():
+            if isinstance(value, Mapping) and value.keys() & _TEXT:
+                return {**{str(key): one for key, one in value.items()}, **named}
+    return named
 
 
 def _shape(tensor: Tensor) -> tuple[int | str, ...]:
     return tuple(n if isinstance(n, int) else str(n) for n in tensor.shape)
+
+
+def is_main_part(module: nn.Module, models: Iterable[nn.Module]) -> bool:
+    """Whether a module is one of the models, or has most of the modules of one."""
+    size = sum(1 for _ in module.modules())
+    for model in models:
+        modules = {id(one) for one in model.modules()}
+        if id(module) in modules and 2 * size > len(modules):
+            return True
+    return False
 
 
 def named_arguments(
@@ -121,7 +163,7 @@ def named_arguments(
     return named
 
 
-def _text(named: Mapping[str, Any], side: str) -> Text | None:
+def _text(named: Mapping[str, Any], side: str, held: int | Tensor | None) -> Text | None:
     ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
     if isinstance(ids, Tensor) and ids.dtype in _INTEGERS and ids.dim() in (1, 2):
         ids = ids if ids.dim() == 2 else ids[None]
@@ -130,12 +172,27 @@ def _text(named: Mapping[str, Any], side: str) -> Text | None:
         ids, (rows, length) = None, embeds.shape[:2]
     else:
         return None
-    mask = _of_rows(named.get(f"{side}attention_mask"), rows)
-    if mask is not None and mask.shape[1] < length:
-        mask = None
+    mask = read_mask(named.get(f"{side}attention_mask"), rows, length, held)
+    if isinstance(mask, Unread) and (of_generation := mask_of_generation(rows, length)) is not None:
+        mask = read_mask(of_generation, rows, length, held)
+    if mask is None and not side:
+        mask = _other_mask(named, rows, length)
     positions = _of_tokens(named.get(f"{side}position_ids"), rows, length)
     types = _of_tokens(named.get(f"{side}token_type_ids"), rows, length)
     return Text(ids, rows, length, mask, positions, types)
+
+
+def _other_mask(named: Mapping[str, Any], rows: int, length: int) -> Unread | None:
+    """A mask under another name that may tell padding."""
+    for name, value in named.items():
+        if (
+            isinstance(value, Tensor)
+            and value.shape == (rows, length)
+            and _OTHER_MASK.search(name)
+            and not _NO_PADDING_MASK.search(name)
+        ):
+            return Unread((rows, length), str(value.dtype).removeprefix("torch."))
+    return None
 
 
 def _of_tokens(value: Any, rows: int, length: int) -> Tensor | None:

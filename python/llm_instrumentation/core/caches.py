@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "tensors_of"]
+__all__ = [
+    "cached_tokens",
+    "cached_tokens_of_call",
+    "caches_of_call",
+    "caches_of_output",
+    "tensors_of",
+]
 
 # The names of cache arguments and results in models of transformers, which since 5.24 all say
 # "cache". Values are looked for by their names, not names by `get`: a ModelOutput answers to the
@@ -77,8 +83,18 @@ def tensors_of(cache: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tupl
             yield from tensors_of(value, f"{name}.{key}" if name else str(key), depth - 1)
 
 
-def cached_tokens(cache: Any) -> int | None:
-    """The number of tokens in a cache; None if it does not say, or the number is on a device."""
+def cached_tokens_of_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> int | torch.Tensor | None:
+    """The number of tokens in the first cache among a call's arguments, as of `cached_tokens`."""
+    caches = caches_of_call(args, kwargs)
+    if not caches or not any(tensor.numel() for _, tensor in tensors_of(caches[0])):
+        return 0
+    return cached_tokens(caches[0])
+
+
+def cached_tokens(cache: Any) -> int | torch.Tensor | None:
+    """The number of tokens in a cache: a tensor if it is on a device; None if it does not say."""
     if isinstance(cache, (tuple, list)):
         first = cache[0][0]
         # States of recurrent networks look alike, but have fewer dimensions than keys.
@@ -92,6 +108,6 @@ def cached_tokens(cache: Any) -> int | None:
         return None  # a cache of another sort, as of convolution states
     if isinstance(length, torch.Tensor):
         if length.device.type != "cpu" or length.dtype is not torch.int64:
-            return None
+            return length if length.numel() == 1 and not length.is_floating_point() else None
         return ctypes.c_int64.from_address(length.data_ptr()).value
     return int(length)

@@ -32,6 +32,7 @@ from .calls_file import (
     rows_before,
 )
 from .labels import Labels, current_labels
+from .masks import Mask, kept
 from .packed import Packing, current_packing
 from .scope import current_request
 from .selection import original_name
@@ -47,6 +48,9 @@ _MOST_BYTES = 32 << 20
 # Bytes that are written before the time is over. Readers hold so much of the file at once.
 _MANY_BYTES = 4 << 20
 
+# Sequences of which the padding is counted, for calls whose mask has their own tokens alone.
+_COUNTED = 1 << 16
+
 # The columns with lists, of each side.
 _LISTS = ("token_ids", "token_hashes", "mask", "positions", "token_types")
 
@@ -59,6 +63,8 @@ class _Side(NamedTuple):
     Attributes:
         length: tokens of each row.
         columns: columns of the kept mask; None: there is no mask.
+        seen: the mask is that of tokens that see each other, see :class:`Mask`.
+        unread: there is a mask that cannot be read, so padding is unknown.
         given: the position ids are given.
         ids: the token ids are kept.
         types: there are token type ids.
@@ -66,6 +72,8 @@ class _Side(NamedTuple):
 
     length: int
     columns: int | None
+    seen: bool
+    unread: bool
     given: bool
     ids: bool
     types: bool
@@ -89,7 +97,7 @@ class _Form(NamedTuple):
     labels: Labels | None
     text: _Side | None
     decoder: _Side | None
-    others: tuple[tuple[str, tuple[int | str, ...], torch.dtype], ...]
+    others: tuple[tuple[str, tuple[int | str, ...], object], ...]
 
 
 class _Waiting(NamedTuple):
@@ -219,6 +227,7 @@ class CallLog:
         self._taken = self._durable = 0  # numbers of calls
         self.lost = 0
         self._lacking = False  # whether the present file lacks calls
+        self._counted = _Counted()  # the thread's own
         self._syncs = self._ends = False  # what the thread is asked for
         self._over = False
         self._thread = threading.Thread(target=self._run, name="strap-calls", daemon=True)
@@ -236,6 +245,7 @@ class CallLog:
         entry: str,
         step: int | None,
         late: bool = False,
+        main: bool = True,
     ) -> Running:
         """Records a call that begins.
 
@@ -248,6 +258,7 @@ class CallLog:
             step: the number of the call's step; None: the step is left out. Then only its sequences
                 are followed.
             late: the call began earlier, so its cache may already hold its tokens.
+            main: the module is the model or its main part, see :func:`given_to`.
 
         Raises:
             UnsupportedError: the tokens cannot be read, as those of a traced model.
@@ -255,25 +266,26 @@ class CallLog:
                 tokens. The call is recorded without them.
         """
         packing = current_packing()
-        given = given_to(module, args, kwargs, packed=packing is not None)
+        caches = caches_of_call(args, kwargs)
+        held = None if late and caches else self._sequences.held(caches)
+        given = given_to(module, args, kwargs, held=held, packed=packing is not None, main=main)
         text = given.decoder or given.text
         misfit = None
         if packing is not None and text is not None:
             misfit = _misfit_of_packing(packing, given)
             if misfit is None:
                 return self._begin_packed(given, text, packing, model, entry, step)
-        caches = caches_of_call(args, kwargs)
-        masked = None
-        if text is not None and text.mask is not None:
-            masked = text.mask.shape[1] - text.length
-        encoded = _first_tensor(kwargs.get("encoder_outputs"))
-        sequences, cached = None, None
-        if not late or not caches:
-            sequences, cached = self._sequences.begin(
-                caches, given.rows, encoded=encoded, masked=masked
-            )
-        held = 0 if cached is None or text is None else cached + text.length
-        running = Running(sequences, caches, held)
+        cached = held if isinstance(held, int) else None
+        sequences = None
+        encoder = entry in self._encoders.get(model, {}).get("modules", ())
+        if (text is not None or encoder) and not (late and caches):
+            mask = None if text is None else text.mask
+            if cached is None and text is not None and isinstance(mask, Mask) and not mask.seen:
+                cached = mask.values.shape[1] - text.length
+            encoded = _first_tensor(kwargs.get("encoder_outputs"))
+            sequences = self._sequences.begin(caches, given.rows, held=cached, encoded=encoded)
+        ends = 0 if cached is None or text is None else cached + text.length
+        running = Running(sequences, caches, ends)
         if step is None or os.getpid() != self._pid:
             return running
         labels = current_labels()
@@ -281,7 +293,7 @@ class CallLog:
         self._add(given, labels if fit else None, model, entry, step, sequences, cached)
         if misfit is not None:
             raise misfit
-        if labels is not None and not fit:
+        if labels is not None and not fit and (main or text is not None):
             raise _misfit_of_labels(labels, given.rows)
         return running
 
@@ -363,21 +375,28 @@ class CallLog:
         columns = None
         if tokens is not None:
             tensors.append(_copy(tokens))
-        if (mask := text.mask) is not None:
-            end = mask.shape[1]
-            if cached is not None and cached + text.length <= end:
-                end = cached + text.length  # a static cache's mask may have a column for each place
-            whole = cached is None or cached + text.length <= end  # not of a window of the cache
-            begin = 0 if whole and text.positions is None else end - text.length
-            mask = mask[:, begin:end]
-            columns = mask.shape[1]
+        seen = unread = False
+        if isinstance(text.mask, Mask):
+            mask, seen = text.mask
+            if not seen:
+                end = mask.shape[1]
+                if cached is not None and cached + text.length <= end:
+                    end = cached + text.length  # a static cache's may have one for each place
+                whole = (
+                    cached is None or cached + text.length <= end
+                )  # not of a window of the cache
+                begin = 0 if whole and text.positions is None else end - text.length
+                mask = mask[:, begin:end]
+            columns = mask.shape[-1]
             tensors.append(_copy(mask))
+        elif text.mask is not None:
+            unread = True
         if text.positions is not None:
             tensors.append(_copy(text.positions))
         if text.types is not None:
             tensors.append(_copy(text.types))
         given, types = text.positions is not None, text.types is not None
-        return _Side(text.length, columns, given, tokens is not None, types)
+        return _Side(text.length, columns, seen, unread, given, tokens is not None, types)
 
     # ---- waiting --------------------------------------------------------------
 
@@ -530,7 +549,7 @@ class CallLog:
             if self._file is None:
                 self._path = self._place()
                 self._file = CallsFile(self._path, self._capture_id, self._encoders)
-            rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
+            rows = _Rows(self._hashes if self._token_ids == "hashed" else None, self._counted)
             for _, alike in itertools.groupby(calls, _alike):
                 rows.add(list(alike))
             self._file.write(rows.columns, rows.lists)
@@ -552,8 +571,9 @@ class _Rows:
         lists: the cells of the columns with lists.
     """
 
-    def __init__(self, hashes: _Hashes | None) -> None:
+    def __init__(self, hashes: _Hashes | None, counted: _Counted) -> None:
         self._hashes = hashes
+        self._counted = counted
         self.columns: dict[str, list[Any]] = defaultdict(list)
         self.lists: dict[str, list[Column]] = defaultdict(list)
 
@@ -587,12 +607,12 @@ class _Rows:
         )
         if form.text is not None and form.lengths is not None:
             self._add_packed(form.text, form, [call.starts for call in calls], stacked)
-            self._add_text("decoder_", None, [0] * count, rows, stacked)
+            self._add_text("decoder_", None, calls, rows, stacked)
             return
         # The cache of an encoder-decoder model is the decoder's.
-        held = [-1 if call.cached is None else call.cached for call in calls]
-        self._add_text("", form.text, held if form.decoder is None else [0] * count, rows, stacked)
-        self._add_text("decoder_", form.decoder, held, rows, stacked)
+        whole = [call._replace(cached=0, sequences=None) for call in calls]
+        self._add_text("", form.text, calls if form.decoder is None else whole, rows, stacked)
+        self._add_text("decoder_", form.decoder, calls, rows, stacked)
 
     def _add_packed(
         self,
@@ -606,7 +626,9 @@ class _Rows:
         found: dict[str, _Numbers] = {}
         if text.ids:
             self._add_ids(found, next(stacked))
-        if form.padding:
+        # The model may have a mask that keeps the texts apart. It says nothing of padding.
+        masked = any(name == "attention_mask" for name, *_ in form.others)
+        if form.padding or masked:
             found["mask"] = np.broadcast_to(
                 np.arange(text.length) < keep, (len(starts), text.length)
             )
@@ -625,24 +647,60 @@ class _Rows:
             self.lists[name].append(Column(found.get(name), len(several), several))
 
     def _add_text(
-        self, side: str, form: _Side | None, held: list[int], rows: int, stacked: Iterator[_Numbers]
+        self,
+        side: str,
+        form: _Side | None,
+        calls: list[_Waiting],
+        rows: int,
+        stacked: Iterator[_Numbers],
     ) -> None:
-        count = rows * len(held)
+        count = rows * len(calls)
         found: dict[str, _Numbers] = {}
         if form is not None:
             if form.ids:
                 self._add_ids(found, next(stacked))
-            mask = None if form.columns is None else _kept(next(stacked))
-            if mask is not None:
+            mask: _Numbers | None = None
+            if form.columns is not None:
+                mask = kept(Mask(torch.from_numpy(next(stacked)), form.seen)).numpy()
                 found["mask"] = mask[..., mask.shape[-1] - form.length :]
-            found["positions"] = (
-                next(stacked) if form.given else _positions(mask, held, rows, form.length)
-            )
+            if form.given:
+                found["positions"] = next(stacked)
+            elif form.unread:
+                found["positions"] = np.full((len(calls), rows, form.length), -1, np.int32)
+            else:
+                found["positions"] = self._positions(mask, calls, rows, form.length)
             if form.types:
                 found["token_types"] = next(stacked)
         length = 0 if form is None else form.length
         for name in _LISTS:
             self.lists[side + name].append(Column(found.get(name), count, length))
+
+    def _positions(
+        self, mask: _Numbers | None, calls: list[_Waiting], rows: int, length: int
+    ) -> _Numbers:
+        """The places of tokens among the tokens of their sequence that are no padding.
+
+        Args:
+            mask: bool [calls, rows, columns] with the columns of the cache, or without them; None:
+                no token is padding.
+            calls: the calls.
+            rows: sequences in the batch.
+            length: tokens of each row.
+
+        Returns:
+            int32 [calls, rows, length]; -1: padding, or unknown.
+        """
+        if mask is None:
+            mask = np.broadcast_to(np.True_, (len(calls), rows, length))
+        places = np.cumsum(mask, axis=-1) - 1
+        if mask.shape[-1] == length:  # the mask says nothing of the tokens in the cache
+            real = places[..., -1] + 1 if length else np.zeros(places.shape[:-1], np.int64)
+            before = np.array([
+                self._counted.add(call.sequences, call.cached, length, its.tolist())
+                for call, its in zip(calls, real, strict=True)
+            ])[..., None]  # fmt: skip
+            places = np.where(before < 0, -1, places + before)
+        return np.where(mask, places, -1)[..., mask.shape[-1] - length :].astype(np.int32)
 
     def _add_ids(self, found: dict[str, _Numbers], ids: _Numbers) -> None:
         if self._hashes is None:
@@ -692,13 +750,6 @@ def _alike(call: _Waiting) -> tuple[_Form, list[torch.device]]:
     return call.form, [tensor.device for tensor in call.tensors]
 
 
-def _kept(mask: _Numbers) -> _Numbers:
-    """Where a mask keeps tokens: where it is not 0, and where one that is added to scores is 0."""
-    added = np.issubdtype(mask.dtype, np.floating) and bool((mask < 0).any())
-    kept: _Numbers = mask >= 0 if added else mask != 0
-    return kept
-
-
 def _stacked(tensors: Sequence[Tensor]) -> _Numbers:
     stacked = torch.stack(list(tensors)).cpu()
     # numpy has no bfloat16.
@@ -706,26 +757,40 @@ def _stacked(tensors: Sequence[Tensor]) -> _Numbers:
     return numbers
 
 
-def _positions(mask: _Numbers | None, held: list[int], rows: int, length: int) -> _Numbers:
-    """The places of tokens among the tokens of their sequence that the mask keeps.
+class _Counted:
+    """How many tokens of each sequence were padding."""
 
-    Args:
-        mask: bool [calls, rows, columns], or None: all are kept.
-        held: tokens in the cache of each call; -1: unknown.
-        rows: sequences in the batch.
-        length: tokens of each row.
+    def __init__(self) -> None:
+        # By the number of a sequence: its tokens of padding, and the last place that has one.
+        self._padding: dict[int, tuple[int, int]] = {}
 
-    Returns:
-        int32 [calls, rows, length]; -1: padding, or unknown.
-    """
-    before = np.array(held)[:, None, None]
-    if mask is None:
-        places = np.where(before < 0, -1, before + np.arange(length))
-        return np.broadcast_to(places, (len(held), rows, length)).astype(np.int32)
-    places = np.cumsum(mask, axis=-1) - 1
-    if mask.shape[-1] == length:  # the mask says nothing of the tokens in the cache
-        places = np.where(before < 0, -1, places + before)
-    return np.where(mask, places, -1)[..., mask.shape[-1] - length :].astype(np.int32)
+    def add(
+        self, sequences: tuple[int, ...] | None, held: int | None, length: int, real: list[int]
+    ) -> list[int]:
+        """Counts the padding of a call.
+
+        Args:
+            sequences: the sequences of its rows; None: unknown.
+            held: tokens in its cache; None: unknown.
+            length: tokens of each row.
+            real: for each row the tokens that are no padding.
+
+        Returns:
+            for each row the real tokens before those of the call; -1: unknown.
+        """
+        if held is None or sequences is None:
+            return [-1 if held is None else held] * len(real)
+        before = []
+        for number, its in zip(sequences, real, strict=True):
+            padding, last = self._padding.pop(number, (0, 0)) if held else (0, 0)
+            before.append(held - padding if held >= last else -1)  # a cache may be cut back
+            if its < length:
+                padding, last = padding + length - its, held + length
+            if padding:
+                self._padding[number] = padding, last
+        while len(self._padding) > _COUNTED:  # the oldest first
+            del self._padding[next(iter(self._padding))]
+        return before
 
 
 class _Hashes:

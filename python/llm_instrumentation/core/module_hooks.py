@@ -88,9 +88,11 @@ class ModuleHooks:
             return
         self._tensors.take(found, when, RECOMPUTED if place.again else "")
 
-    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         """The forward pre-hook for inputs."""
-        if not self._sink.running:
+        if not self._sink.running or kwargs is None:  # None: as for `Steps.enter`
             return
         place = self._steps.here()
         if not place.mine:

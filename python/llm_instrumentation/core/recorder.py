@@ -29,6 +29,7 @@ from ..errors import (
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
+from .arguments import is_main_part
 from .calls import CallLog, check_place, encoder_of, encoders_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
@@ -178,6 +179,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._reading = threading.RLock()  # reentrant, because a signal handler may call stats()
         self._entries: set[nn.Module] = set()
+        self._main_parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._failure: BaseException | None = None
         self._requests: dict[str, int] = {}  # the session's number of each request name
         self._nameless = False  # whether a request name was refused
@@ -315,11 +317,18 @@ class Recorder:
         model, entry = self._places.get(id(module), ("", ""))
         try:
             return self._calls.begin(
-                module, args, kwargs, model=model, entry=entry, step=step, late=late
-            )
+                module, args, kwargs, model=model, entry=entry, step=step, late=late,
+                main=self._is_main_part(module),
+            )  # fmt: skip
         except Exception as error:
             self._complain_of_calls(error)
             return None
+
+    def _is_main_part(self, module: nn.Module) -> bool:
+        found = self._main_parts.get(module)
+        if found is None:
+            found = self._main_parts[module] = is_main_part(module, self._models)
+        return found
 
     def _returned(self, given: Any, output: Any) -> None:
         try:

@@ -37,36 +37,48 @@ class Sequences:
         # By the id of a cache: the number of tokens in it when its call ended.
         self._lengths: dict[int, int] = {}
 
+    def held(self, caches: Sequence[Any]) -> int | Tensor | None:
+        """The number of tokens in the cache of a call that begins.
+
+        A cache of recurrent states has none: it is that of the calls that went through it.
+
+        Returns:
+            the number; a tensor if it is on a device; None if it is unknown.
+        """
+        cache = next(iter(caches), None)
+        first = None if cache is None else _first_tensor(cache)
+        if first is None:
+            return 0
+        held = cached_tokens(cache)
+        if held is None and self._numbers_of(first) is not None:
+            held = self._lengths.get(id(cache)) or None
+        return held
+
     def begin(
-        self, caches: Sequence[Any], rows: int, *, encoded: Any = None, masked: int | None = None
-    ) -> tuple[tuple[int, ...] | None, int | None]:
+        self, caches: Sequence[Any], rows: int, *, held: int | None, encoded: Any = None
+    ) -> tuple[int, ...] | None:
         """The sequences of a call that begins.
 
         Args:
             caches: the caches among its arguments.
             rows: sequences in its batch.
+            held: the number of tokens in the cache; None: unknown.
             encoded: the first tensor of the encoder's output among its arguments, or None.
-            masked: how many columns its mask has for tokens before those of the call, or None. It
-                counts if the cache does not say how many tokens it holds.
 
         Returns:
-            the numbers of the rows, or None if they are unknown; and the number of tokens that are
-            in the cache, or None if the cache does not say.
+            the numbers of the rows, or None if they are unknown.
         """
         cache = next(iter(caches), None)
         first = None if cache is None else _first_tensor(cache)
-        held = 0 if first is None else cached_tokens(cache)
-        if held is None:
-            held = masked
         if held == 0:
             numbers = self._numbers_of(encoded) if isinstance(encoded, Tensor) else None
             if numbers is None or len(numbers) != rows:
                 numbers = self._new(rows)
-            return numbers, held
+            return numbers
         numbers = self._numbers_of(first)
         if numbers is None and held is not None and held < self._lengths.get(id(cache), 0):
             numbers = self._numbers_of(cache)  # cropped
-        return (numbers if numbers is not None and len(numbers) == rows else None), held
+        return numbers if numbers is not None and len(numbers) == rows else None
 
     def of_texts(self, texts: Sequence[Any] | None, count: int) -> tuple[int, ...]:
         """The sequences of a packed batch.

@@ -96,6 +96,12 @@ class _Running:
                 frame.f_trace = mark
         self._address, self._mark = id(frame), weakref.ref(mark)
 
+    def then(self, ended: Callable[[], object]) -> None:
+        """Calls a function when this call has ended."""
+        mark = self._mark()
+        if mark is not None:
+            weakref.finalize(mark, ended).atexit = False
+
     def is_in(self, frame: FrameType | None) -> bool:
         """Whether `frame` belongs to this call, or to a call that this call made."""
         if self._mark() is None:
@@ -103,6 +109,17 @@ class _Running:
         while frame is not None and id(frame) != self._address:
             frame = frame.f_back
         return frame is not None
+
+
+def _arguments(frame: FrameType) -> dict[str, Any]:
+    """The arguments of a method by name, but for `self`. It may have given them other values."""
+    code, values = frame.f_code, frame.f_locals
+    named = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    found = {name: values[name] for name in named if name in values}
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+        found = {**values.get(code.co_varnames[place], {}), **found}
+    return found
 
 
 class _Places(threading.local):
@@ -141,7 +158,8 @@ class Steps:
 
     Hooks around the models and their children see most steps begin. If a call enters the model at
     another module, its step begins with the first output captured in it, and that module is
-    watched from then on.
+    watched from then on. A step also begins with the first call of a module inside a ``forward``
+    that was called as a method, past the hooks of its module: ``model.forward(ids)``.
 
     Args:
         models: the models whose modules are hooked.
@@ -209,8 +227,14 @@ class Steps:
             self._find(place)
         return place
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The forward pre-hook of watched modules: a call begins."""
+    def enter(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """The forward pre-hook of watched modules: a call begins.
+
+        PyTorch notes in a second step that a hook takes keyword arguments. A thread that runs the
+        hook between both gives none: another thread is adding the hook, or removing it.
+        """
+        if kwargs is None:
+            return
         place = self._places.own
         if place.frames:
             # PyTorch calls no forward hook if the forward raised something outside of Exception,
@@ -236,10 +260,16 @@ class Steps:
             if place.late.is_in(caller):
                 return
             place.late = None
-        if _backward_pass() == -1:
-            place.frames = caller, caller.f_back
-            self._begin(place, module, caller)
-            self._tell(place, module, args, kwargs)
+        if _backward_pass() != -1:
+            return
+        if (direct := self._called_directly(caller)) is not None:
+            parent, frame = direct
+            late = all(child is not module for child in parent.children())
+            self._enter_directly(place, parent, frame, late)
+            return
+        place.frames = caller, caller.f_back
+        self._begin(place, module, caller)
+        self._tell(place, module, args, kwargs)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook of watched modules: a call ends, perhaps with an exception."""
@@ -282,7 +312,7 @@ class Steps:
         self._places = _Places(self._modules)
         self._heights.clear()
 
-    def _begin(self, place: Place, module: nn.Module, frame: FrameType) -> None:
+    def _begin(self, place: Place, module: nn.Module, frame: FrameType | None) -> None:
         place.again = False
         place.mine = self._mine is None or self._mine()
         if not place.mine:
@@ -311,6 +341,32 @@ class Steps:
             self.in_c.skip()
         else:
             self.in_c.enter(place.calls, place.step, place.token, place.request)
+
+    def _called_directly(self, frame: FrameType | None) -> tuple[nn.Module, FrameType] | None:
+        """The outermost ``forward`` of a module of the models that runs, with its frame."""
+        found = None
+        while frame is not None:
+            if id(frame.f_code) in self._forwards:
+                module = frame.f_locals.get(frame.f_code.co_varnames[0])
+                if isinstance(module, nn.Module) and id(module) in self._members:
+                    found = module, frame
+            frame = frame.f_back
+        return found
+
+    def _enter_directly(
+        self, place: Place, module: nn.Module, frame: FrameType, late: bool
+    ) -> None:
+        """Begins the step of a module whose ``forward`` runs, and was called as a method."""
+
+        def ended(given: Any) -> None:
+            self._returned(given, None)
+
+        place.late = _Running(frame)
+        self._begin(place, module, frame.f_back)
+        self._tell(place, module, (), _arguments(frame), late)
+        if place.given is not None:
+            place.late.then(functools.partial(ended, place.given))
+            place.given = None
 
     def _tell(
         self, place: Place, module: nn.Module, args: Any, kwargs: Any, late: bool = False
@@ -345,6 +401,18 @@ class Steps:
         return False
 
     @functools.cached_property
+    def _forwards(self) -> dict[int, CodeType]:
+        """The code objects of the ``forward`` of all modules by their ids: to hash one is slow."""
+        found = {}
+        for kind in self._kinds:
+            for base in kind.__mro__:
+                forward = inspect.unwrap(vars(base).get("forward", None))
+                code = getattr(forward, "__code__", None)
+                if isinstance(code, CodeType) and code.co_argcount:
+                    found[id(code)] = code
+        return found
+
+    @functools.cached_property
     def _methods(self) -> set[CodeType]:
         """The code objects of all modules' methods, except generators and coroutines."""
         found = set()
@@ -369,13 +437,16 @@ class Steps:
         frame: FrameType | None = sys._getframe(1)
         outermost, entered = None, None
         while frame is not None:
-            if frame.f_code is _CALL:
-                module = frame.f_locals["self"]
+            if frame.f_code is _CALL or id(frame.f_code) in self._forwards:
+                module = frame.f_locals.get(frame.f_code.co_varnames[0])
                 if id(module) in self._members:
                     outermost, entered = frame, module
             frame = frame.f_back
         if outermost is None or entered is None:  # the user called the hook directly
             self._outside(place)
+            return
+        if outermost.f_code is not _CALL:
+            self._enter_directly(place, entered, outermost, late=True)
             return
         self._watch(entered)
         place.late = _Running(outermost)

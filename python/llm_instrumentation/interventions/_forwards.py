@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ..core.arguments import Given, given_to
+from ..core.arguments import Given, given_to, is_main_part
+from ..core.caches import cached_tokens_of_call
 from ..core.calls import encoder_of
 from ..core.own_hook import OwnHook
 from ..core.selection import has_forward
@@ -110,7 +111,9 @@ class Forwards:
         return place, getattr(self._local, "given", None)
 
     def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
-        self._local.given = given_to(module, args, kwargs)
+        held = cached_tokens_of_call(args, kwargs) if not late else None
+        main = is_main_part(module, [self._model])
+        self._local.given = given_to(module, args, kwargs, held=held, main=main)
 
     def _watch(self, module: nn.Module) -> None:
         with self._lock:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import Given, Text
-from ..errors import InvalidArgumentError
+from ..core.masks import Unread, kept
+from ..errors import InvalidArgumentError, UnsupportedError
 from ._spots import Spot
 
 __all__ = ["Part"]
@@ -117,12 +118,31 @@ class Part:
 
     @functools.cached_property
     def real_tokens(self) -> Tensor | None:
-        """Booleans [batch, tokens]: no padding. None: the model was given no mask."""
+        """Booleans [batch, tokens]: no padding. None: the model was given no mask.
+
+        Raises:
+            UnsupportedError: the model was given a mask that does not say which tokens are padding.
+        """
         for text in self._texts:
             rows, length = text.rows, text.length
             if self.shape[:2] == (rows, length) or self.shape[:1] == (rows * length,):
-                return None if text.mask is None else text.mask[:, -length:] != 0
+                return self._real_of(text)
         return None
+
+    def _real_of(self, text: Text) -> Tensor | None:
+        if text.mask is None:
+            return None
+        if isinstance(text.mask, Unread):
+            raise UnsupportedError(
+                f"{self._spot.site}: the mask, {text.mask}, does not say which tokens are padding, "
+                "so the mean of the others is unknown: give the model a mask of [batch, tokens], "
+                "or take the mean yourself and give it with replace()"
+            )
+        real, held = kept(text.mask), None if self._given is None else self._given.held
+        end = real.shape[1]
+        if isinstance(held, int) and held + text.length <= end:
+            end = held + text.length
+        return real[:, end - text.length : end]
 
     @functools.cached_property
     def _texts(self) -> list[Text]:

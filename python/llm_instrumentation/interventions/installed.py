@@ -143,7 +143,11 @@ class _Hooked:
             new = replace_tensor(new, path, change, of=self._name)
         return None if new is output else new
 
-    def _inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs is None:  # as for `Steps.enter`
+            return None
         given_args, given_kwargs = args, kwargs
         for path, change in self._due():
             in_args = args if not path else path[1:2].isdigit()

@@ -360,7 +360,7 @@ class Attachment:
         past = 0
         if caches:
             told = cached_tokens(caches[0])
-            past = told if told is not None else known if same else 0
+            past = told if isinstance(told, int) else known if same else 0
         context = None if new is None else past + new
         if past > 0:
             goes_on = same or past == known
