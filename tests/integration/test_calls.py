@@ -34,9 +34,10 @@ END_MARK = bytes.fromhex("ffffffff00000000")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of calls; those that say how many tokens were kept are not among them."""
     table = read_calls(path, capture_id_of(path))
     assert table is not None
-    return table.to_pylist()
+    return [row for row in table.to_pylist() if row["kept"] is None]
 
 
 def column(path: Path, name: str) -> list[Any]:

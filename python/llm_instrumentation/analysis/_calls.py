@@ -21,7 +21,11 @@ Ints = npt.NDArray[np.int64]
 _Found = TypeVar("_Found")
 
 # The columns with one value for a row. The others have a list with a value for each token.
-_OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs"]
+_OF_ROWS = [
+    "step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs", "kept",
+]  # fmt: skip
+# What a row of a call has in common with the one that says how many of its tokens were kept.
+_OF_CALLS = ["step", "row", "model", "entry"]
 
 
 class CallsOf(NamedTuple):
@@ -145,11 +149,12 @@ class Calls:
         found = [(one, read_calls(one.path, one.capture_id, _OF_ROWS)) for one in streams]
         # Each stream with calls, and how many rows of it count.
         self._streams = [(one, its.num_rows) for one, its in found if its is not None]
-        tables = [its for _, its in found if its is not None]
+        tables = [_of_calls(its) for _, its in found if its is not None]
         table = self._table = self._there(pa.concat_tables(tables) if tables else None)
         self._ranks = max((one.rank + 1 for one in streams if one.rank is not None), default=0)
         ranks = [-1 if one.rank is None else one.rank for one, _ in self._streams]
-        self._rank = np.repeat(ranks, [rows for _, rows in self._streams])
+        self._rank = np.repeat(ranks, [its.num_rows for its in tables])
+        self._kept = _kept([its for _, its in found if its is not None], tables)
         metadata = table.schema.metadata or {}
         try:
             self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
@@ -195,7 +200,7 @@ class Calls:
             for (_, its), (_, rows) in zip(opened, self._streams, strict=True):
                 left = rows  # the capture may have written more since
                 for batch in its:
-                    yield batch[:left]
+                    yield _of_calls(batch[:left])
                     left -= min(left, len(batch))
 
         return opened[0][0], batches()
@@ -212,6 +217,13 @@ class Calls:
                 f"{self._missing} is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
+        return found
+
+    def accepted(self, rows: Ints, tokens: Ints) -> npt.NDArray[np.bool_]:
+        """Whether tokens were not taken back, as those that a draft model guessed wrongly."""
+        if self._kept is None:
+            return np.ones(len(rows), np.bool_)
+        found: npt.NDArray[np.bool_] = tokens < self._kept[rows]
         return found
 
     def unread_mask(self, side: str) -> npt.NDArray[np.bool_]:
@@ -323,6 +335,40 @@ class Calls:
         # A call of the decoder alone has its text under the names without "decoder_".
         both = [any(_holds(entry, name) for name in encoders) for entry in self._entries]
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
+
+
+def _of_calls(rows: Any) -> Any:
+    """The rows of a table or batch that are of calls; the others say how many tokens were kept."""
+    import pyarrow.compute as pc
+
+    kept = rows.column("kept")
+    return rows if kept.null_count == len(kept) else rows.filter(pc.is_null(kept))
+
+
+def _kept(found: Sequence[pa.Table], calls: Sequence[pa.Table]) -> Ints | None:
+    """For each row of calls how many of its tokens were kept. None: all of all rows.
+
+    Args:
+        found: for each stream all rows of its calls file.
+        calls: for each stream those that are of calls.
+    """
+    import pyarrow.compute as pc
+
+    kept, first = None, 0
+    for rows, its in zip(found, calls, strict=True):
+        said = rows.filter(pc.is_valid(rows["kept"])).select([*_OF_CALLS, "kept"]).to_pylist()
+        if said:
+            if kept is None:
+                kept = np.full(sum(one.num_rows for one in calls), np.iinfo(np.int64).max)
+            told = {tuple(one[name] for name in _OF_CALLS): one["kept"] for one in said}
+            steps = np.isin(_numbers(its["step"]), [one["step"] for one in said])
+            places = np.flatnonzero(steps)
+            of = its.take(pa.array(places)).select(_OF_CALLS).to_pylist()
+            for place, one in zip(places.tolist(), of, strict=True):
+                key = tuple(one[name] for name in _OF_CALLS)
+                kept[first + place] = told.get(key, kept[first + place])
+        first += its.num_rows
+    return kept
 
 
 def _firsts(values: npt.NDArray[Any], lengths: Ints) -> Ints | None:

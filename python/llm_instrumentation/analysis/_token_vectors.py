@@ -268,14 +268,24 @@ class TokenVectors:
         """How many tokens there are."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def kept(self, padding: bool, without_tokens: Iterable[int]) -> Ints | None:
-        """The places of the tokens that the masks keep and that are not left out; None: all."""
+    def kept(
+        self, padding: bool, without_tokens: Iterable[int], refused: bool = False
+    ) -> Ints | None:
+        """The places of the tokens that the masks keep and that are not left out; None: all.
+
+        Args:
+            padding: also those that the masks leave out.
+            without_tokens: ids of tokens to leave out.
+            refused: also those that were taken back.
+        """
         left_out = np.array(sorted(without_tokens), np.int64)
         pieces = []
         for first in range(0, self.tokens, _PIECE):
             places = np.arange(first, min(first + _PIECE, self.tokens))
             row, token, _ = self._find(places)
             keep = np.ones(len(places), np.bool_) if padding else self.unmasked(places)
+            if self._calls is not None and not refused:
+                keep &= self._calls.accepted(row, token)
             if len(left_out):
                 keep &= ~np.isin(self._token_column("token_id", row, token), left_out)
             pieces.append(keep)
@@ -325,6 +335,10 @@ class TokenVectors:
             return row - self._first[at]
         if name == "text":
             return self._texts(self._token_column("token_id", row, token))
+        if name == "accepted":
+            if self._calls is None:
+                return np.ones(len(row), np.bool_)
+            return self._calls.accepted(row, token)
         if name == "padding":
             return self._padding(row, token)
         if name in _OF_TOKENS:

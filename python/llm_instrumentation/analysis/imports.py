@@ -277,7 +277,7 @@ class _CaptureWriter:
             ("document", [name] if rows == 1 else [f"{name}[{row}]" for row in range(rows)]),
         ):
             self._columns[column] += cells
-        for column in ("request", "labels", "inputs"):
+        for column in ("request", "labels", "inputs", "kept"):
             self._columns[column] += [None] * rows
         places = np.arange(length)
         if tokens.mask is not None:

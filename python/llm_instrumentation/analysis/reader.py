@@ -344,6 +344,7 @@ class ActivationReader:
         steps: Selector = None,
         requests: str | Iterable[str] | None = None,
         padding: bool = False,
+        refused: bool = False,
         without_tokens: Iterable[int] = (),
         tokenizer: Any = None,
         without_calls: bool = False,
@@ -359,6 +360,8 @@ class ActivationReader:
             steps: the steps, as for `select`; None: all.
             requests: the requests, as for `select`; None: all.
             padding: also give rows of tokens that the mask leaves out.
+            refused: also give rows of tokens that were taken back, as assisted generation does with
+                those that its draft model guessed wrongly. Their column "accepted" is False.
             without_tokens: ids of tokens without a row, as those of special tokens.
             tokenizer: its `decode` gives the column "text".
             without_calls: take rows and tokens from the shapes alone, for a capture that does not
@@ -376,7 +379,7 @@ class ActivationReader:
                 f"the calls file of {self.path} lacks the calls of {vectors.left_out:,} "
                 f"activations of {layer!r}: their rows are left out"
             )
-        places = vectors.kept(padding, without_tokens)
+        places = vectors.kept(padding, without_tokens, refused)
         return Rows(vectors, np.arange(vectors.tokens) if places is None else places)
 
     def _vectors(

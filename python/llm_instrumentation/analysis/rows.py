@@ -42,6 +42,7 @@ COLUMNS: dict[str, Any] = {
     "token_type": -1,
     "token_hash": 0,
     "padding": -1,
+    "accepted": True,
     "document": None,
     "labels": None,
     "request": None,
@@ -170,7 +171,8 @@ class Rows(Sequence["Row"]):
         Args:
             name: "step", "call", "batch_row", "rank", "sequence", "position", "token_id",
                 "token_type", "token_hash", "padding" (1: the mask leaves the token out, 0: it does
-                not), "document", "labels", "request" or "text". Unknown numbers are -1 (0 for
+                not), "accepted" (False: the token was taken back, as a wrong guess of a draft
+                model), "document", "labels", "request" or "text". Unknown numbers are -1 (0 for
                 hashes), unknown texts None.
 
         Raises:

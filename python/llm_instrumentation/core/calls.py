@@ -48,11 +48,14 @@ _MOST_BYTES = 32 << 20
 # Bytes that are written before the time is over. Readers hold so much of the file at once.
 _MANY_BYTES = 4 << 20
 
-# Sequences of which the padding is counted, for calls whose mask has their own tokens alone.
+# So many sequences are remembered, the latest ones.
 _COUNTED = 1 << 16
 
 # The columns with lists, of each side.
 _LISTS = ("token_ids", "token_hashes", "mask", "positions", "token_types")
+_NUMBERS_AND_TEXTS = (
+    "step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs", "kept",
+)  # fmt: skip
 
 _Numbers = npt.NDArray[Any]
 
@@ -123,12 +126,29 @@ class _Roll(NamedTuple):
     capture_id: str
 
 
+class _Refused(NamedTuple):
+    """A call whose last tokens were taken back, as those that a draft model guessed wrongly.
+
+    Attributes:
+        rows: the rows of the batch that they were taken back of.
+        kept: how many of its tokens were kept, of each of these rows.
+    """
+
+    step: int
+    model: str
+    entry: str
+    rows: Sequence[int]
+    kept: int
+
+
 class Running(NamedTuple):
     """A call that has begun, for :meth:`CallLog.end`."""
 
     sequences: tuple[int, ...] | None
     caches: list[Any]
+    begin: int  # tokens in the cache when the call began
     held: int  # tokens in the cache when the call ends; 0: unknown
+    call: tuple[int, str, str, int] | None  # step, model, entry and rows; None: it has no rows
 
 
 def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -191,6 +211,7 @@ class CallLog:
 
     Attributes:
         lost: the number of calls that could not be recorded.
+        sequences: the sequences of the calls.
     """
 
     def __init__(
@@ -220,9 +241,11 @@ class CallLog:
             if earlier.num_rows < table.num_rows:
                 link_or_copy(self._path, _free_name(self._path), durable=False)
             self._file = CallsFile(self._path, capture_id, encoders, earlier)
-        self._sequences = Sequences(first)
+        self.sequences = Sequences(first, self._refuse)
         self._lock = threading.Condition()
-        self._waiting: list[_Waiting | _Roll] = []  # guarded by the lock, as is all below
+        self._waiting: list[
+            _Waiting | _Refused | _Roll
+        ] = []  # guarded by the lock, as is all below
         self._bytes = 0  # of the tensors of the waiting calls, and of those that are being written
         self._taken = self._durable = 0  # numbers of calls
         self.lost = 0
@@ -267,7 +290,7 @@ class CallLog:
         """
         packing = current_packing()
         caches = caches_of_call(args, kwargs)
-        held = None if late and caches else self._sequences.held(caches)
+        held = None if late and caches else self.sequences.held(caches)
         given = given_to(module, args, kwargs, held=held, packed=packing is not None, main=main)
         text = given.decoder or given.text
         misfit = None
@@ -283,9 +306,10 @@ class CallLog:
             if cached is None and text is not None and isinstance(mask, Mask) and not mask.seen:
                 cached = mask.values.shape[1] - text.length
             encoded = _first_tensor(kwargs.get("encoder_outputs"))
-            sequences = self._sequences.begin(caches, given.rows, held=cached, encoded=encoded)
-        ends = 0 if cached is None or text is None else cached + text.length
-        running = Running(sequences, caches, ends)
+            sequences = self.sequences.begin(caches, given.rows, held=cached, encoded=encoded)
+        begins, ends = (0, 0) if cached is None or text is None else (cached, cached + text.length)
+        call = None if step is None else (step, model, entry, given.rows)
+        running = Running(sequences, caches, begins, ends, call)
         if step is None or os.getpid() != self._pid:
             return running
         labels = current_labels()
@@ -301,7 +325,7 @@ class CallLog:
         self, given: Given, text: Text, packing: Packing, model: str, entry: str, step: int | None
     ) -> Running:
         texts = len(packing.lengths)
-        sequences = self._sequences.of_texts(packing.texts, texts)
+        sequences = self.sequences.of_texts(packing.texts, texts)
         if step is not None and os.getpid() == self._pid:
             labels = current_labels()
             fit = labels is None or labels.fit(texts)
@@ -310,7 +334,17 @@ class CallLog:
             self._add(given, labels if fit else None, model, entry, step, sequences, None, packing)
             if labels is not None and not fit:
                 raise _misfit_of_labels(labels, texts)
-        return Running(None, [], 0)
+        return Running(None, [], 0, 0, None)
+
+    def _refuse(self, call: tuple[int, str, str, int], kept: int) -> None:
+        with self._lock:
+            if self._over:
+                return
+            if not self._waiting:
+                self._lock.notify_all()
+            step, model, entry, rows = call
+            self._waiting.append(_Refused(step, model, entry, range(rows), kept))
+            self._taken += 1
 
     def end(self, running: Running, output: Any) -> None:
         """Remembers the sequences of a call that has ended. `output` is None if it raised."""
@@ -318,7 +352,10 @@ class CallLog:
         if not caches or isinstance(caches[0], (tuple, list)):  # the model returns another one
             caches = caches + caches_of_output(output)[:1]
         encoded = None if caches else _first_tensor(output)
-        self._sequences.end(running.sequences, caches, held=running.held, encoded=encoded)
+        self.sequences.end(
+            running.sequences, caches,
+            begin=running.begin, held=running.held, call=running.call, encoded=encoded,
+        )  # fmt: skip
 
     def _add(
         self,
@@ -502,15 +539,15 @@ class CallLog:
             self._end_file()
         return not ends
 
-    def _put(self, some: list[_Waiting | _Roll]) -> None:
+    def _put(self, some: list[_Waiting | _Refused | _Roll]) -> None:
         """Writes calls, each to the file of its stream, and removes them from the list."""
         while some:
             if isinstance(first := some[0], _Roll):
                 self._begin_file(first)
                 del some[0]
             else:
-                calls = list(itertools.takewhile(lambda one: isinstance(one, _Waiting), some))
-                self._write([one for one in calls if isinstance(one, _Waiting)])
+                calls = list(itertools.takewhile(lambda one: not isinstance(one, _Roll), some))
+                self._write([one for one in calls if not isinstance(one, _Roll)])
                 del some[: len(calls)]
 
     def _end_file(self) -> None:
@@ -543,15 +580,19 @@ class CallLog:
     def _hurried(self) -> bool:
         return self._syncs or self._ends or self._over or self._bytes > _MANY_BYTES
 
-    def _write(self, calls: list[_Waiting]) -> None:
+    def _write(self, calls: list[_Waiting | _Refused]) -> None:
         """Writes calls. If that fails, they are lost, and the next ones are tried again."""
         try:
             if self._file is None:
                 self._path = self._place()
                 self._file = CallsFile(self._path, self._capture_id, self._encoders)
             rows = _Rows(self._hashes if self._token_ids == "hashed" else None, self._counted)
-            for _, alike in itertools.groupby(calls, _alike):
+            waiting = [one for one in calls if isinstance(one, _Waiting)]
+            for _, alike in itertools.groupby(waiting, _alike):
                 rows.add(list(alike))
+            for one in calls:
+                if isinstance(one, _Refused):
+                    rows.refuse(one)
             self._file.write(rows.columns, rows.lists)
         except Exception as error:
             if len(calls) > 1 and not isinstance(error, OSError):
@@ -559,7 +600,7 @@ class CallLog:
                     self._write([one])
                 return
             with self._lock:
-                self._lose(len(calls))
+                self._lose(sum(isinstance(one, _Waiting) for one in calls))
             self._failed(error)
 
 
@@ -599,6 +640,7 @@ class _Rows:
             ("document", [*documents, *padding] * count),
             ("labels", [*labels, *padding] * count),
             ("inputs", [inputs] * (rows * count)),
+            ("kept", [None] * (rows * count)),
         ):
             self.columns[name] += cells
         # The tensors of all calls, each kind stacked: [calls, rows, columns].
@@ -606,13 +648,26 @@ class _Rows:
             [_stacked(alike) for alike in zip(*(call.tensors for call in calls), strict=True)]
         )
         if form.text is not None and form.lengths is not None:
-            self._add_packed(form.text, form, [call.starts for call in calls], stacked)
+            positions = self._add_packed(form.text, form, [call.starts for call in calls], stacked)
             self._add_text("decoder_", None, calls, rows, stacked)
+            for call, its in zip(calls, positions, strict=True):
+                for refused in self._counted.taken_back(call, its):
+                    self.refuse(refused)
             return
         # The cache of an encoder-decoder model is the decoder's.
         whole = [call._replace(cached=0, sequences=None) for call in calls]
         self._add_text("", form.text, calls if form.decoder is None else whole, rows, stacked)
         self._add_text("decoder_", form.decoder, calls, rows, stacked)
+
+    def refuse(self, call: _Refused) -> None:
+        """Adds rows that say how many tokens of a call were kept."""
+        count = len(call.rows)
+        for name in _NUMBERS_AND_TEXTS:
+            self.columns[name] += [getattr(call, name, None)] * count
+        self.columns["row"][-count:] = call.rows
+        for side in ("", "decoder_"):
+            for name in _LISTS:
+                self.lists[side + name].append(Column(None, count, 0))
 
     def _add_packed(
         self,
@@ -620,7 +675,8 @@ class _Rows:
         form: _Form,
         starts: list[tuple[int, ...] | None],
         stacked: Iterator[_Numbers],
-    ) -> None:
+    ) -> _Numbers:
+        """Adds packed calls, and returns the positions of their tokens, [calls, tokens]."""
         lengths = np.array(form.lengths, np.int64)
         keep = text.length - (lengths[-1] if form.padding else 0)
         found: dict[str, _Numbers] = {}
@@ -645,6 +701,8 @@ class _Rows:
         several = np.tile(lengths, len(starts))
         for name in _LISTS:
             self.lists[name].append(Column(found.get(name), len(several), several))
+        positions: _Numbers = found["positions"].reshape(len(starts), -1)
+        return positions
 
     def _add_text(
         self,
@@ -758,9 +816,11 @@ def _stacked(tensors: Sequence[Tensor]) -> _Numbers:
 
 
 class _Counted:
-    """How many tokens of each sequence were padding."""
+    """What later calls need to know of the sequences: their padding, and their last packed call."""
 
     def __init__(self) -> None:
+        # By the number of a sequence: the packed call, the row in it, and the first position.
+        self._packed: dict[int, tuple[_Waiting, int, int]] = {}
         # By the number of a sequence: its tokens of padding, and the last place that has one.
         self._padding: dict[int, tuple[int, int]] = {}
 
@@ -788,9 +848,36 @@ class _Counted:
                 padding, last = padding + length - its, held + length
             if padding:
                 self._padding[number] = padding, last
-        while len(self._padding) > _COUNTED:  # the oldest first
-            del self._padding[next(iter(self._padding))]
+        _forget_oldest(self._padding)
         return before
+
+    def taken_back(self, call: _Waiting, positions: _Numbers) -> Iterator[_Refused]:
+        """The calls that lost tokens: this one begins in their middle.
+
+        Args:
+            call: a packed call.
+            positions: those of its tokens.
+        """
+        lengths, begin = call.form.lengths or (), 0
+        for row, (number, length) in enumerate(zip(call.sequences or (), lengths, strict=False)):
+            first = int(positions[begin]) if length else -1
+            begin += length
+            if first < 0:
+                continue
+            if (last := self._packed.pop(number, None)) is not None:
+                before, its_row, its_first = last
+                kept = first - its_first
+                if 0 < kept < (before.form.lengths or ())[its_row]:
+                    yield _Refused(
+                        before.step, before.form.model, before.form.entry, (its_row,), kept
+                    )
+            self._packed[number] = call._replace(tensors=[]), row, first
+        _forget_oldest(self._packed)
+
+
+def _forget_oldest(of_sequences: dict[int, Any]) -> None:
+    while len(of_sequences) > _COUNTED:
+        del of_sequences[next(iter(of_sequences))]
 
 
 class _Hashes:

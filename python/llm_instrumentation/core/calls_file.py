@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 _FORMAT = b"libstrap.calls"
-_VERSION = b"1"
+_VERSION = b"2"
+_VERSIONS = (b"1", _VERSION)  # the first one has no column "kept"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SCHEMA_BYTES = 64 << 10  # at the beginning of a file; its schema takes less
 
@@ -94,6 +95,7 @@ def _schema() -> pa.Schema:
             *sides[0],
             *sides[1],
             text("inputs"),
+            pa.field("kept", pa.int32()),
         ]
     )
 
@@ -296,17 +298,30 @@ def open_calls(
     metadata = reader.schema.metadata or {}
     if metadata.get(b"format") != _FORMAT:
         return None
-    if metadata.get(b"version") != _VERSION:
+    if metadata.get(b"version") not in _VERSIONS:
         version = metadata.get(b"version", b"?").decode("utf-8", "replace")
         raise UnsupportedError(
-            f"{path} has version {version}, this version reads {_VERSION.decode()}: install a "
-            "newer one"
+            f"{path} has version {version}, this version reads up to {_VERSION.decode()}: install "
+            "a newer one"
         )
     if capture_id is not None and metadata.get(b"capture_id") != capture_id.encode():
         return None
-    if not reader.schema.equals(_schema()):
+    wanted = _schema()
+    if metadata[b"version"] == b"1":
+        wanted = wanted.remove(wanted.get_field_index("kept"))
+    if not reader.schema.equals(wanted):
         return None
-    return reader.schema, _checked(reader)
+    schema = _schema().with_metadata(metadata)
+    return schema, (_with_kept(batch, schema) for batch in _checked(reader))
+
+
+def _with_kept(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    if len(batch.schema) == len(schema):
+        return batch
+    kept = pa.nulls(len(batch), schema.field("kept").type)
+    return pa.RecordBatch.from_arrays([*batch.columns, kept], schema=schema)
 
 
 def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:

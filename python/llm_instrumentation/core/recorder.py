@@ -32,6 +32,7 @@ from ._underflow import underflowed_layers
 from .arguments import is_main_part
 from .calls import CallLog, check_place, encoder_of, encoders_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
+from .crops import follow_crops
 from .eager import run_eagerly
 from .gradients import Gradients
 from .module_hooks import ModuleHooks
@@ -205,6 +206,7 @@ class Recorder:
                 failed=self._calls_failed,
             )
             self._exit.callback(self._places.clear)
+            self._exit.enter_context(follow_crops(calls.sequences))
             self._steps = Steps(
                 models,
                 len(self._ran),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,21 +22,28 @@ class Sequences:
     call returned continues the sequences of that call. To recognise the cache, its first tensor is
     remembered, by a weak reference. Beam search puts other rows into the cache between calls, and
     with that other tensors: then the sequences are unknown from there on. So they are if the tensor
-    was written to, as by the reset of a static cache. A cache that was cropped, as assisted
-    generation does, keeps its rows and is recognised by its length.
+    was written to, as by the reset of a static cache.
+
+    A cache that was cropped keeps its rows. Assisted generation takes back so the tokens of a call
+    that it did not accept.
 
     Args:
         first: the number of the first sequence.
+        refused: receives what :meth:`end` was given as `call`, and how many of its tokens were
+            kept, if some were and others were not.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(
+        self, first: int = 0, refused: Callable[[Any, int], object] = lambda call, kept: None
+    ) -> None:
         self._next = first
+        self._refused = refused
         self._lock = threading.Lock()
         # By the id of a tensor or cache: a reference to it, the numbers of its rows, and how often
         # it was written to.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None, int]] = {}
-        # By the id of a cache: the number of tokens in it when its call ended.
-        self._lengths: dict[int, int] = {}
+        # By the id of a cache: the last call that went through it.
+        self._last: dict[int, _Last] = {}
 
     def held(self, caches: Sequence[Any]) -> int | Tensor | None:
         """The number of tokens in the cache of a call that begins.
@@ -51,7 +59,8 @@ class Sequences:
             return 0
         held = cached_tokens(cache)
         if held is None and self._numbers_of(first) is not None:
-            held = self._lengths.get(id(cache)) or None
+            last = self._last.get(id(cache))
+            held = last.end if last is not None and last.end else None
         return held
 
     def begin(
@@ -76,8 +85,8 @@ class Sequences:
                 numbers = self._new(rows)
             return numbers
         numbers = self._numbers_of(first)
-        if numbers is None and held is not None and held < self._lengths.get(id(cache), 0):
-            numbers = self._numbers_of(cache)  # cropped
+        if held is not None and self._cropped(cache, held) and numbers is None:
+            numbers = self._numbers_of(cache)
         return numbers if numbers is not None and len(numbers) == rows else None
 
     def of_texts(self, texts: Sequence[Any] | None, count: int) -> tuple[int, ...]:
@@ -102,12 +111,43 @@ class Sequences:
             found += numbers
         return tuple(found)
 
+    @contextlib.contextmanager
+    def crop(self, cache: Any, removed: int | None) -> Iterator[None]:
+        """Follows the crop of a cache, which happens in the block.
+
+        Args:
+            cache: the cache.
+            removed: how many tokens it loses; None: unknown. It counts if the cache has its length
+                on a device.
+        """
+        first = _first_tensor(cache)
+        numbers = None if first is None else self._numbers_of(first)
+        yield
+        held, last = cached_tokens(cache), self._last.get(id(cache))
+        if not isinstance(held, int) and removed is not None and last is not None:
+            held = last.end - removed
+        if isinstance(held, int):
+            self._cropped(cache, held)
+        if numbers is not None and (first := _first_tensor(cache)) is not None:
+            self._remember(first, numbers)
+
+    def _cropped(self, cache: Any, held: int) -> bool:
+        """Whether a cache lost tokens since its last call. The first one to see it tells."""
+        with self._lock:
+            last = self._last.get(id(cache))
+            if last is None:
+                return False
+            last.tell(held, self._refused)
+            return last.cropped
+
     def end(
         self,
         numbers: tuple[int, ...] | None,
         caches: Sequence[Any],
         *,
+        begin: int = 0,
         held: int = 0,
+        call: Any = None,
         encoded: Any = None,
     ) -> None:
         """Remembers the sequences of a call that has ended.
@@ -115,7 +155,9 @@ class Sequences:
         Args:
             numbers: what :meth:`begin` returned.
             caches: the caches among its arguments and its results that hold its tokens now.
+            begin: the number of tokens that these caches held before.
             held: the number of tokens that these caches hold; 0: unknown.
+            call: for `refused`; None: nothing is told of this call.
             encoded: the first tensor that an encoder returned, or None.
         """
         if isinstance(encoded, Tensor):
@@ -125,7 +167,8 @@ class Sequences:
                 self._remember(first, numbers)
             if not isinstance(cache, (tuple, list)):
                 self._remember(cache, numbers)
-                self._lengths[id(cache)] = held
+                with self._lock:
+                    self._last[id(cache)] = _Last(begin, held, call)
 
     def _new(self, rows: int) -> tuple[int, ...]:
         with self._lock:
@@ -147,9 +190,34 @@ class Sequences:
         def forget(reference: Any) -> None:
             if self._known.get(at, (None,))[0] is reference:
                 del self._known[at]
-                self._lengths.pop(at, None)
+                self._last.pop(at, None)
 
         self._known[at] = weakref.ref(thing, forget), numbers, _version(thing)
+
+
+class _Last:
+    """The last call that went through a cache.
+
+    Attributes:
+        begin: tokens in the cache before it.
+        end: tokens in the cache now; 0: unknown.
+        call: for `refused` of the sequences.
+        cropped: tokens were taken back since the call.
+    """
+
+    __slots__ = ("begin", "call", "cropped", "end")
+
+    def __init__(self, begin: int, end: int, call: Any) -> None:
+        self.begin, self.end, self.call = begin, end, call
+        self.cropped = False
+
+    def tell(self, held: int, refused: Callable[[Any, int], object]) -> None:
+        """Notes how many tokens the cache holds."""
+        if held >= self.end:
+            return
+        self.cropped, self.end = True, held
+        if self.call is not None and held > self.begin:  # else another text begins there
+            refused(self.call, held - self.begin)
 
 
 def _version(thing: Any) -> int:
