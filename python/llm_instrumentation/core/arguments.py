@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .masks import Mask, Unread, mask_of_generation, read_mask
+from .generation import Ended, mask_of_generation
+from .masks import Mask, Unread, read_mask
 
 __all__ = ["Given", "Text", "given_to", "is_main_part", "named_arguments", "new_tokens"]
 
@@ -45,6 +46,8 @@ class Text(NamedTuple):
             is none, so no token is padding.
         positions: the given position ids, int [rows, length]; None: the model makes them.
         types: token type ids, int [rows, length], or None.
+        ended: how many of the last tokens of each row are padding that a generation gives texts
+            that have ended, [rows]; None: none.
     """
 
     tokens: Tensor | None
@@ -53,6 +56,7 @@ class Text(NamedTuple):
     mask: Mask | Unread | None
     positions: Tensor | None
     types: Tensor | None
+    ended: Tensor | None = None
 
 
 class Given(NamedTuple):
@@ -82,6 +86,7 @@ def given_to(
     held: int | Tensor | None = 0,
     packed: bool = False,
     main: bool = True,
+    ended: Ended | None = None,
 ) -> Given:
     """Reads the arguments of a call. It waits for no device.
 
@@ -94,6 +99,7 @@ def given_to(
             position ids may be named ``positions``, as engines do.
         main: the module is a model, or its main part. So its first argument may be the token ids,
             whatever its name. A part, as the embedding of virtual tokens, may get other integers.
+        ended: follows the generations whose calls are read.
     """
     named = _unpacked(named_arguments(module, args, kwargs))
     embeds = named.get("inputs_embeds")
@@ -109,6 +115,9 @@ def given_to(
         used = next(iter(_parameters_of(module)), "")
         first = args[0] if args else named.get(used)
         text = _text({**named, "input_ids": first}, "", of_encoder)
+    if ended is not None and (last := decoder or text) is not None:
+        last = last._replace(ended=ended.of_call(last.rows))
+        text, decoder = (text, last) if decoder is not None else (last, None)
     of_text = frozenset() if text is None and decoder is None else _OF_TEXT
     others: dict[str, tuple[tuple[int | str, ...], object]]
     others = {

@@ -31,6 +31,7 @@ from .calls_file import (
     read_calls,
     rows_before,
 )
+from .generation import Ended
 from .labels import Labels, current_labels
 from .masks import Mask, kept
 from .packed import Packing, current_packing
@@ -71,6 +72,7 @@ class _Side(NamedTuple):
         given: the position ids are given.
         ids: the token ids are kept.
         types: there are token type ids.
+        ended: some tokens may be those of texts that have ended.
     """
 
     length: int
@@ -80,6 +82,7 @@ class _Side(NamedTuple):
     given: bool
     ids: bool
     types: bool
+    ended: bool
 
 
 class _Form(NamedTuple):
@@ -242,6 +245,7 @@ class CallLog:
                 link_or_copy(self._path, _free_name(self._path), durable=False)
             self._file = CallsFile(self._path, capture_id, encoders, earlier)
         self.sequences = Sequences(first, self._refuse)
+        self._ended = Ended()
         self._lock = threading.Condition()
         self._waiting: list[
             _Waiting | _Refused | _Roll
@@ -291,7 +295,15 @@ class CallLog:
         packing = current_packing()
         caches = caches_of_call(args, kwargs)
         held = None if late and caches else self.sequences.held(caches)
-        given = given_to(module, args, kwargs, held=held, packed=packing is not None, main=main)
+        given = given_to(
+            module,
+            args,
+            kwargs,
+            held=held,
+            packed=packing is not None,
+            main=main,
+            ended=self._ended,
+        )
         text = given.decoder or given.text
         misfit = None
         if packing is not None and text is not None:
@@ -432,8 +444,10 @@ class CallLog:
             tensors.append(_copy(text.positions))
         if text.types is not None:
             tensors.append(_copy(text.types))
+        if ended := text.ended is not None:
+            tensors.append(_copy(text.ended))
         given, types = text.positions is not None, text.types is not None
-        return _Side(text.length, columns, seen, unread, given, tokens is not None, types)
+        return _Side(text.length, columns, seen, unread, given, tokens is not None, types, ended)
 
     # ---- waiting --------------------------------------------------------------
 
@@ -721,14 +735,22 @@ class _Rows:
             if form.columns is not None:
                 mask = kept(Mask(torch.from_numpy(next(stacked)), form.seen)).numpy()
                 found["mask"] = mask[..., mask.shape[-1] - form.length :]
-            if form.given:
-                found["positions"] = next(stacked)
+            given = next(stacked) if form.given else None
+            types = next(stacked) if form.types else None
+            ended = next(stacked) if form.ended else None
+            if ended is not None and ended.any() and not form.unread:
+                if mask is None:
+                    mask = np.ones((len(calls), rows, form.length), np.bool_)
+                mask = mask & (np.arange(mask.shape[-1])[::-1] >= ended[..., None])
+                found["mask"] = mask[..., mask.shape[-1] - form.length :]
+            if given is not None:
+                found["positions"] = given
             elif form.unread:
                 found["positions"] = np.full((len(calls), rows, form.length), -1, np.int32)
             else:
                 found["positions"] = self._positions(mask, calls, rows, form.length)
-            if form.types:
-                found["token_types"] = next(stacked)
+            if types is not None:
+                found["token_types"] = types
         length = 0 if form is None else form.length
         for name in _LISTS:
             self.lists[side + name].append(Column(found.get(name), count, length))

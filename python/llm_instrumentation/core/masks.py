@@ -8,21 +8,17 @@ later token sees padding.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Mask", "Unread", "kept", "mask_of_generation", "read_mask"]
+__all__ = ["Mask", "Unread", "kept", "read_mask"]
 
 # A value that is added to scores hides a token from here down. The models of transformers add
 # -10,000 or less; the biases of ALiBi are small numbers.
 _HIDES = -9000.0
-# `generate` of transformers keeps the mask of two dimensions in a variable of this name.
-_GENERATION = ("transformers/generation/", "model_kwargs")
 
 
 class Mask(NamedTuple):
@@ -162,19 +158,3 @@ def _shown(values: Tensor, dimensions: int, least: float) -> Tensor:
     over = tuple(range(-dimensions, 0))
     added = (values.amax(over, keepdim=True) <= 0) | (values.amin(over, keepdim=True) < least)
     return torch.where(added, values >= least, values != 0)
-
-
-def mask_of_generation(rows: int, length: int) -> Tensor | None:
-    """The mask of two dimensions that a running `generate` of transformers has, or None.
-
-    `generate` makes masks of four dimensions of it for static caches.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _GENERATION[0] in frame.f_code.co_filename and _GENERATION[1] in frame.f_locals:
-            found = frame.f_locals[_GENERATION[1]]
-            mask = found.get("attention_mask") if isinstance(found, Mapping) else None
-            if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] == rows:
-                return mask if mask.shape[1] >= length else None
-        frame = frame.f_back
-    return None

@@ -18,7 +18,7 @@ from torch import nn
 
 from .._native import ForwardHooks
 
-__all__ = ["Place", "Steps"]
+__all__ = ["Place", "Running", "Steps"]
 
 # The code of the frame that every call of a module has. Other frames of its file surround it.
 _CALL = nn.Module._call_impl.__code__
@@ -55,9 +55,9 @@ class Place:
         # of any step.
         self.frames: tuple[FrameType | None, ...] = ()
         # An outermost call that was found only when it was running. No hook may report its end.
-        self.late: _Running | None = None
+        self.late: Running | None = None
         # The method that made the last outermost calls, and the ids of the modules that it called.
-        self.method: _Running | None = None
+        self.method: Running | None = None
         self.called: set[int] = set()
         self.step = self.token = -1
         self.request = 0
@@ -78,7 +78,7 @@ class _Mark:
         return self
 
 
-class _Running:
+class Running:
     """Recognises a call of a function while it runs.
 
     To keep the frame would keep alive everything that the function and its callers hold. So the
@@ -361,7 +361,7 @@ class Steps:
         def ended(given: Any) -> None:
             self._returned(given, None)
 
-        place.late = _Running(frame)
+        place.late = Running(frame)
         self._begin(place, module, frame.f_back)
         self._tell(place, module, (), _arguments(frame), late)
         if place.given is not None:
@@ -397,7 +397,7 @@ class Steps:
         ):
             place.called.add(id(module))
             return True
-        place.method, place.called = _Running(frame), {id(module)}
+        place.method, place.called = Running(frame), {id(module)}
         return False
 
     @functools.cached_property
@@ -449,7 +449,7 @@ class Steps:
             self._enter_directly(place, entered, outermost, late=True)
             return
         self._watch(entered)
-        place.late = _Running(outermost)
+        place.late = Running(outermost)
         self._begin(place, entered, outermost)
         found = outermost.f_locals
         self._tell(place, entered, found.get("args", ()), found.get("kwargs", {}), late=True)

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from ..core.arguments import Given, given_to, is_main_part
 from ..core.caches import cached_tokens_of_call
 from ..core.calls import encoder_of
+from ..core.generation import Ended
 from ..core.own_hook import OwnHook
 from ..core.selection import has_forward
 from ..core.steps import Place, Steps
@@ -50,6 +51,7 @@ class Forwards:
         self._undo = ExitStack()
         self._watched: set[nn.Module] = set()
         self._local = threading.local()
+        self._ended = Ended()
         self._steps = Steps(
             [model],
             counters,
@@ -113,7 +115,7 @@ class Forwards:
     def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
         held = cached_tokens_of_call(args, kwargs) if not late else None
         main = is_main_part(module, [self._model])
-        self._local.given = given_to(module, args, kwargs, held=held, main=main)
+        self._local.given = given_to(module, args, kwargs, held=held, main=main, ended=self._ended)
 
     def _watch(self, module: nn.Module) -> None:
         with self._lock:

@@ -126,7 +126,12 @@ class Part:
         for text in self._texts:
             rows, length = text.rows, text.length
             if self.shape[:2] == (rows, length) or self.shape[:1] == (rows * length,):
-                return self._real_of(text)
+                real = self._real_of(text)
+                if text.ended is None:
+                    return real
+                places = torch.arange(length, device=text.ended.device).flip(0)
+                goes_on = places >= text.ended[:, None]
+                return goes_on if real is None else real & goes_on
         return None
 
     def _real_of(self, text: Text) -> Tensor | None:
