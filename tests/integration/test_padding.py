@@ -177,31 +177,36 @@ def test_masks_of_all_forms(path, form, side):
 
 def test_means_leave_out_texts_that_have_ended():
     model, mask = decoder(), (PROMPTS != 0).long()
-    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
-    with torch.no_grad():
-        whole = model.generate(PROMPTS, pad_token_id=0, **settings)[:, 5:]
-        # A token that the second text has some steps before the others.
-        first = {token: (whole == token).long().argmax(1) for token in whole[1].tolist()}
-        there = {token: (whole == token).any(1) for token in first}
-        settings["eos_token_id"] = next(
-            token
-            for token, at in first.items()
-            if all(not there[token][row] or at[row] > at[1] + 2 for row in (0, 2))
-        )
-        before: list[Tensor] = []
-        after: list[Tensor] = []
-        with intervene(
-            model,
-            apply(LAYER, lambda v: (before.append(v), v)[1]),
-            mean(LAYER),
-            apply(LAYER, lambda v: (after.append(v), v)[1]),
-        ):
-            generated = model.generate(PROMPTS, pad_token_id=0, **settings)
-    ended = 5 + int(first[settings["eos_token_id"]][1])
-    for step, (own, found) in enumerate(zip(before[1:], after[1:], strict=True), 5):
-        real = torch.tensor([True, step <= ended, True])
-        real &= generated[:, step] != 0
-        assert torch.allclose(found[0, 0], own[real, 0].mean(0), atol=1e-5), step
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+    edits = (
+        apply(LAYER, lambda v: (before.append(v), v)[1]),
+        mean(LAYER),
+        apply(LAYER, lambda v: (after.append(v), v)[1]),
+    )
+    with torch.no_grad(), intervene(model, *edits):
+        # All texts of a batch get the same means, so they go on alike. One ends by its own rule.
+        end = transformers.StoppingCriteriaList([EndOfOne(row=1, length=8)])
+        generated = model.generate(PROMPTS, stopping_criteria=end, **settings)
+    assert generated[1, 8:].tolist() == [0] * 5 and (generated[[0, 2], 8:] != 0).all()
+    for column, (own, found) in enumerate(zip(before[1:], after[1:], strict=True), 5):
+        real = torch.tensor([True, column < 8, True])
+        assert torch.allclose(found[0, 0], own[real, 0].mean(0), atol=1e-5), column
+
+
+class EndOfOne(transformers.StoppingCriteria):
+    """Ends one text of a batch at a length."""
+
+    eos_token_id = None  # a generation gives padding to what such a rule has ended
+
+    def __init__(self, row: int, length: int) -> None:
+        self.row, self.length = row, length
+
+    def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
+        done = torch.zeros(len(input_ids), dtype=torch.bool)
+        done[self.row] = input_ids.shape[1] >= self.length
+        return done
 
 
 # ---- where nothing tells it -------------------------------------------------------------------

@@ -57,7 +57,9 @@ class Ended:
         """
         for frame in _frames():
             unfinished = frame.f_locals.get("unfinished_sequences")
-            if isinstance(unfinished, Tensor) and unfinished.shape == (rows,):
+            # Without such a criterion a generation goes on with all rows.
+            pads = frame.f_locals.get("has_eos_stopping_criteria", True)
+            if pads and isinstance(unfinished, Tensor) and unfinished.shape == (rows,):
                 before: _Call | None = getattr(self._local, "last", None)
                 ended = None
                 if before is not None and before.running.is_in(frame):
