@@ -235,7 +235,7 @@ def test_layers_that_are_not_aligned_say_so(packed, path):
             NotTokenAlignedError, match=r"shape is \[2, 8\] in step 0, where 2 rows "
         ):
             reader.rows("pooled")
-        with pytest.raises(NotTokenAlignedError, match=r"'experts\.0' is an expert"):
+        with pytest.raises(NotTokenAlignedError, match=r"'experts\.0' is inside experts"):
             reader.rows("experts.0")
 
 
@@ -330,7 +330,7 @@ def test_activations_without_a_call_are_left_out_and_counted(llama, ids, path):
     from llm_instrumentation.core.calls_file import CallsFile, read_calls, rows_before
 
     earlier = rows_before(read_calls(path, None), 1)
-    CallsFile(file, capture_id_of(path), {}, earlier).close()
+    CallsFile(file, capture_id_of(path), {}, {}, earlier).close()
     assert file.read_bytes() != whole
     with ActivationReader(path) as reader:
         rows = reader.rows("model.layers.0")

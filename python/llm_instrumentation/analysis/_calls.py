@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..core.calls_file import open_calls, read_calls
+from ..core.layouts import Layouts
 from ..errors import CorruptError
 from ._columns import plain
 from .rows import NoCallsError, NotTokenAlignedError
@@ -161,6 +162,7 @@ class Calls:
         except ValueError:
             message = f"the calls file of {path} has a damaged list of encoders"
             raise CorruptError(message) from None
+        self._layouts = _layouts(metadata)
         self._step = _numbers(table["step"])
         row = _numbers(table["row"])
         self._lists: dict[str, _Lists] = {}
@@ -275,7 +277,13 @@ class Calls:
         found: npt.NDArray[Any] = numbers[rows] if texts is None else texts[numbers[rows]]
         return found
 
-    def of_layer(self, model: str, layer: str, steps: Ints, ranks: Ints) -> Chosen:
+    def layouts(self, model: str) -> Layouts:
+        """How the tensors of a model's modules lie, as the capture knows it."""
+        return self._layouts.get(model, Layouts({}, (), batch_first=False))
+
+    def of_layer(
+        self, model: str, layer: str, steps: Ints, ranks: Ints, of_encoder: bool = False
+    ) -> Chosen:
         """The calls to which the activations of a layer belong.
 
         A step may have several calls, of modules side by side. A layer belongs to the call of a
@@ -286,6 +294,7 @@ class Calls:
             layer: the module's name.
             steps: the step of each activation.
             ranks: the rank of each activation.
+            of_encoder: the tokens are the encoder's, wherever the module is.
 
         Raises:
             NotTokenAlignedError: a step has several calls that contain the layer.
@@ -304,7 +313,7 @@ class Calls:
             )
         found = ends > begins
         call = of[begins[found]]
-        decoder = self._is_of_decoder(model, layer, call)
+        decoder = not of_encoder and self._is_of_decoder(model, layer, call)
         positions = self.lists("decoder_positions" if decoder else "positions")
         first, rows, tokens, total = (np.full(len(steps), n, np.int64) for n in (-1, 0, -1, 0))
         first[found], rows[found] = self._first[call], self._rows[call]
@@ -335,6 +344,15 @@ class Calls:
         # A call of the decoder alone has its text under the names without "decoder_".
         both = [any(_holds(entry, name) for name in encoders) for entry in self._entries]
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
+
+
+def _layouts(metadata: Mapping[bytes, bytes]) -> dict[str, Layouts]:
+    try:
+        found = json.loads(metadata.get(b"layouts", b"{}"))
+    except ValueError:
+        found = {}
+    records = found.items() if isinstance(found, dict) else ()
+    return {str(model): Layouts.of_record(record) for model, record in records}
 
 
 def _of_calls(rows: Any) -> Any:

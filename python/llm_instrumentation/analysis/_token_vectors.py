@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.last_position import TRANSFORM as LAST_POSITION
+from ..core.layouts import Layouts
 from ..errors import InvalidArgumentError
 from ._calls import Calls, Chosen
 from ._elements import element_size
+from ._token_layout import TokenLayout, fits, sequence_first_of_relatives
 from .rows import COLUMNS, NoCallsError, NotTokenAlignedError
 
 if TYPE_CHECKING:
@@ -46,19 +48,6 @@ class Spans(NamedTuple):
     length: Ints
 
 
-class _Layout(NamedTuple):
-    """How the vectors of tokens lie in a tensor.
-
-    Attributes:
-        axes: what each axis is: "b" batch, "t" tokens, "h" heads, "w" width. Without "b" the
-            tokens of all rows are packed, as also where "b" is 1 and there are more rows.
-        last: only the last token of each row is there.
-    """
-
-    axes: str
-    last: bool = False
-
-
 class TokenVectors:
     """All tokens of a layer, also those of padding, and where their vectors are.
 
@@ -88,11 +77,12 @@ class TokenVectors:
         self.layer = catalogue.name(first)
         self.model = catalogue.text("model", first) or ""
         self._module = catalogue.text("layer", first) or ""
+        self._path = catalogue.text("path", first) or ""
+        self._layouts = Layouts({}, (), True) if calls is None else calls.layouts(self.model)
+        self._kind = self._layouts.of(self._module, self._path)
         if _EXPERT.search(self._module):
-            raise NotTokenAlignedError(
-                f"{self.layer!r} is an expert: its rows are the tokens that the router sent to it, "
-                "in an order of its own. Take the layer that joins the experts"
-            )
+            self._kind = "unordered"
+        self._check_kind()
         steps = catalogue.numbers("step")[activations].astype(np.int64)
         chosen = self._choose(activations, steps)
         known = chosen.first >= 0 if calls is not None else np.ones(len(steps), np.bool_)
@@ -120,6 +110,28 @@ class TokenVectors:
         self._ends = np.cumsum(there)
         self._starts = self._ends - there
 
+    def _check_kind(self) -> None:
+        """Refuses modules whose tensors have vectors of tokens by accident only."""
+        if self._kind == "unordered":
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is inside experts: its rows are the tokens that the router sent "
+                "to it, in an order of its own. Take the layer that joins the experts"
+            )
+        if self._kind == "foreign":
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is of something else than the text, as images or a cache: its "
+                "tensors have no vector for each token"
+            )
+        if self._kind == "both":
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is used for the encoder's text and for the decoder's: its tensors "
+                "do not say of which they are"
+            )
+        if self._kind == "pairs":
+            raise NotTokenAlignedError(
+                f"{self.layer!r} returns a vector for each pair of places, not for each token"
+            )
+
     def _choose(self, activations: Ints, steps: Ints) -> Chosen:
         if self._calls is None:
             return self._by_shape(activations)
@@ -129,7 +141,8 @@ class TokenVectors:
                 "tensors do not say of which text they are"
             )
         ranks = self.snapshot.catalogue.numbers("rank")[activations].astype(np.int64)
-        chosen = self._calls.of_layer(self.model, self._module, steps, ranks)
+        of_encoder = self._kind == "encoder"
+        chosen = self._calls.of_layer(self.model, self._module, steps, ranks, of_encoder)
         if (chosen.first < 0).all():
             raise NoCallsError(
                 f"the calls file of {self.snapshot.path} has no call for {self.layer!r}: "
@@ -173,7 +186,7 @@ class TokenVectors:
         shapes: Ints = lengths[start[self._activations, None] + np.arange(int(several[0]))]
         return shapes
 
-    def _find_layout(self, shapes: Ints) -> _Layout:
+    def _find_layout(self, shapes: Ints) -> TokenLayout:
         transform, transforms = self.snapshot.catalogue.texts("transform")
         codes = np.unique(transform[self._activations])
         names = {transforms[code] if code >= 0 else None for code in codes.tolist()}
@@ -186,17 +199,13 @@ class TokenVectors:
         last = LAST_POSITION in names
         rows, tokens = self._rows, np.ones_like(self._tokens) if last else self._tokens
         total = rows if last else self._total
-        tried = {}
-        if shapes.shape[1] == 2:
-            tried["tw"] = shapes[:, 0] == total
-        elif shapes.shape[1] in (3, 4):
-            several, packed = shapes[:, 0] == rows, (shapes[:, 0] == 1) & (not last)
-            for axes in ("btw",) if shapes.shape[1] == 3 else ("bhtw", "bthw"):
-                along = shapes[:, axes.index("t")]
-                tried[axes] = several & (along == tokens) | packed & (along == total)
+        tried = fits(shapes, rows, tokens, total, last)
+        self._leave_out_impossible(tried)
         found = [axes for axes, fit in tried.items() if fit.all()]
+        if found == ["btw", "tbw"]:
+            found = [self._batch_or_tokens_first(shapes)]
         if len(found) == 1:
-            return _Layout(found[0], last)
+            return TokenLayout(found[0], last)
         if found:
             raise NotTokenAlignedError(
                 f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, and "
@@ -208,6 +217,32 @@ class TokenVectors:
             best = max(tried.values(), key=lambda fit: int(fit.sum()))
             odd = int(np.flatnonzero(~best)[0])
         raise self._not_aligned(odd, "no axis has the tokens")
+
+    def _leave_out_impossible(self, tried: dict[str, npt.NDArray[np.bool_]]) -> None:
+        """Removes layouts that the model's structure excludes."""
+        if self._layouts.sequence_first(self._module):
+            for axes in [axes for axes in tried if axes != "tbw"]:
+                # One text, or one token of each, lies alike in all layouts.
+                tried[axes] &= (self._rows == 1) | (self._tokens == 1)
+        elif self._layouts.batch_first and "btw" in tried and tried["btw"].all():
+            del tried["tbw"]
+
+    def _batch_or_tokens_first(self, shapes: Ints) -> str:
+        """The layout of tensors with as many texts as tokens in all calls."""
+        if (shapes[:, :2] == 1).all():
+            return "btw"
+        assert self._calls is not None
+        first = sequence_first_of_relatives(
+            self.snapshot.catalogue, self._calls, self.model, self._module
+        )
+        if first is not None:
+            return "tbw" if first else "btw"
+        raise NotTokenAlignedError(
+            f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, where "
+            f"{self._rows[0]} texts have {self._tokens[0]} tokens: it may be [batch, tokens, "
+            "width] or [tokens, batch, width], and no other call tells. Capture a batch with more "
+            "or fewer texts than tokens too"
+        )
 
     def _not_aligned(self, at: int, why: str) -> NotTokenAlignedError:
         shape = self.snapshot.catalogue.shape(int(self._activations[at]))
@@ -401,6 +436,11 @@ class TokenVectors:
             local = (head * tokens[:, None] + token[:, None]).reshape(-1)
             at, size = np.repeat(at, self._heads), self.shape[-1]
             count = np.ones(len(at), np.int64)
+        elif self._layout.axes == "tbw":  # the tokens of a text lie apart
+            local = np.repeat(local - np.cumsum(count) + count, count) + np.arange(count.sum())
+            at = np.repeat(at, count)
+            batch_row, token = np.divmod(local, self._along[at])
+            local, count = token * self._rows[at] + batch_row, np.ones(len(at), np.int64)
         found = np.empty((len(at), 4), np.int64)
         found[:, 0], found[:, 1] = self._activations[at], local * size
         np.multiply(count, size, out=found[:, 2])

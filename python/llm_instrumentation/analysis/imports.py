@@ -21,6 +21,7 @@ from .._native import Reader, Session
 from ..core._atomic import sync_directory, typed_errors
 from ..core._earlier import EarlierFiles
 from ..core.calls_file import CallsFile, Column, calls_path_for
+from ..core.layouts import Layouts
 from ..core.token_files import load_token_metadata, save_token_metadata, token_file_paths
 from ..errors import (
     BusyError,
@@ -296,12 +297,18 @@ class _CaptureWriter:
     def _flush(self) -> CallsFile:
         """Writes the rows that wait to the calls file."""
         if self._calls is None:
-            self._calls = CallsFile(calls_path_for(self._path), self.capture_id, {})
+            self._calls = CallsFile(
+                calls_path_for(self._path), self.capture_id, {}, {"": _BATCH_FIRST.record}
+            )
         if self._columns:
             self._calls.write(self._columns, self._lists)
             self._columns, self._lists = defaultdict(list), defaultdict(list)
             self._waiting = 0
         return self._calls
+
+
+# Files of others have [batch, tokens, width].
+_BATCH_FIRST = Layouts({}, (), batch_first=True)
 
 
 # ---- the place of the capture ---------------------------------------------------------------

@@ -30,6 +30,9 @@ _OF_TEXT = frozenset(
     for prefix in ("", "decoder_")
     for name in ("input_ids", "attention_mask", "position_ids", "token_type_ids")
 )
+# Arguments of models whose ids are not those of a text alone: XLNet's have places to predict among
+# them, and a transducer's have blanks.
+_NOT_ONLY_TEXT = ("perm_mask", "decoder_cache")
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8})
 
 _parameters: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -102,6 +105,8 @@ def given_to(
         ended: follows the generations whose calls are read.
     """
     named = _unpacked(named_arguments(module, args, kwargs))
+    if not main and isinstance(module, nn.Embedding):  # its call is no call of the model
+        named = {f"embedding of {name}": value for name, value in named.items()}
     embeds = named.get("inputs_embeds")
     if packed and isinstance(embeds, Tensor) and embeds.dim() == 2:
         named["inputs_embeds"] = embeds[None]
@@ -174,6 +179,8 @@ def named_arguments(
 
 def _text(named: Mapping[str, Any], side: str, held: int | Tensor | None) -> Text | None:
     ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
+    if any(named.get(name) is not None for name in _NOT_ONLY_TEXT):
+        return None
     if isinstance(ids, Tensor) and ids.dtype in _INTEGERS and ids.dim() in (1, 2):
         ids = ids if ids.dim() == 2 else ids[None]
         rows, length = ids.shape

@@ -20,30 +20,37 @@ __all__ = [
 # The names of cache arguments and results in models of transformers, which since 5.24 all say
 # "cache". Values are looked for by their names, not names by `get`: a ModelOutput answers to the
 # old names too, with a warning.
-_NAMES = frozenset({"cache", "past_key_values", "past_key_value", "cache_params", "past"})
+_NAMES = frozenset(
+    {
+        "cache", "past_key_values", "past_key_value", "cache_params", "past", "state",
+    }
+)  # fmt: skip
 _DEPTH = 6
 
 
 def caches_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The caches among the arguments of a call."""
-    named = [value for name, value in kwargs.items() if name in _NAMES]
-    return [one for one in (*named, *args) if one is not None and _is_cache(one)]
+    named = [value for name, value in kwargs.items() if name in _NAMES and _is_cache(value, True)]
+    return named + [one for one in args if _is_cache(one)]
 
 
 def caches_of_output(output: Any) -> list[Any]:
     """The caches among the results of a call."""
+    if isinstance(output, tuple) and not isinstance(output, Mapping):
+        return [one for one in output if _is_cache(one)]
     if isinstance(output, Mapping):  # ModelOutput is one
         found = [value for name, value in output.items() if name in _NAMES]
-    elif isinstance(output, tuple):
-        found = list(output)
     else:
         found = [getattr(output, name, None) for name in _NAMES]
-    return [one for one in found if one is not None and _is_cache(one)]
+    return [one for one in found if _is_cache(one, True)]
 
 
-def _is_cache(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+def _is_cache(value: Any, named: bool = False) -> bool:
+    """Whether a value is a cache. One with the name of a cache may be a list of tensors too."""
+    if value is None or isinstance(value, torch.Tensor):
         return False
+    if isinstance(value, list) and all(isinstance(one, torch.Tensor) for one in value):
+        return named and len(value) > 1  # as RWKV has it
     if isinstance(value, (tuple, list)):  # older releases: a pair for each layer
         return bool(value) and all(
             isinstance(layer, (tuple, list))

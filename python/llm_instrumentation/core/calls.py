@@ -205,7 +205,7 @@ class CallLog:
     Args:
         output_path: the stream; the calls file stands beside it.
         capture_id: the id of the capture.
-        encoders: see :class:`CallsFile`.
+        encoders, layouts: see :class:`CallsFile`.
         token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
         key: the key of hashed token ids; None: a random one.
         first_step: number of the first step; of a resumed capture the earlier steps are kept.
@@ -223,6 +223,7 @@ class CallLog:
         capture_id: str,
         *,
         encoders: Mapping[str, Mapping[str, Sequence[str]]],
+        layouts: Mapping[str, Mapping[str, object]],
         token_ids: str,
         key: bytes | None,
         first_step: int,
@@ -230,7 +231,7 @@ class CallLog:
     ) -> None:
         self._path = calls_path_for(output_path)
         self._capture_id = capture_id
-        self._encoders = encoders
+        self._encoders, self._layouts = encoders, layouts
         self._token_ids = token_ids
         self._hashes = _Hashes(os.urandom(32) if key is None else key)
         self._failed = failed
@@ -243,7 +244,7 @@ class CallLog:
             first = next_sequence(earlier)
             if earlier.num_rows < table.num_rows:
                 link_or_copy(self._path, _free_name(self._path), durable=False)
-            self._file = CallsFile(self._path, capture_id, encoders, earlier)
+            self._file = CallsFile(self._path, capture_id, encoders, layouts, earlier)
         self.sequences = Sequences(first, self._refuse)
         self._ended = Ended()
         self._lock = threading.Condition()
@@ -599,7 +600,7 @@ class CallLog:
         try:
             if self._file is None:
                 self._path = self._place()
-                self._file = CallsFile(self._path, self._capture_id, self._encoders)
+                self._file = CallsFile(self._path, self._capture_id, self._encoders, self._layouts)
             rows = _Rows(self._hashes if self._token_ids == "hashed" else None, self._counted)
             waiting = [one for one in calls if isinstance(one, _Waiting)]
             for _, alike in itertools.groupby(waiting, _alike):
@@ -864,7 +865,9 @@ class _Counted:
             return [-1 if held is None else held] * len(real)
         before = []
         for number, its in zip(sequences, real, strict=True):
-            padding, last = self._padding.pop(number, (0, 0)) if held else (0, 0)
+            padding, last = self._padding.pop(number, (0, 0))
+            if held == 0:
+                padding = last = 0
             before.append(held - padding if held >= last else -1)  # a cache may be cut back
             if its < length:
                 padding, last = padding + length - its, held + length

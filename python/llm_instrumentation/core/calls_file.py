@@ -110,6 +110,7 @@ class CallsFile:
         capture_id: the id of the capture.
         encoders: for each model that has an encoder and a decoder: ``modules``, the names of the
             encoders, and ``shared``, the names of modules that encoder and decoder share.
+        layouts: for each model how the tensors of its modules lie, see :class:`.Layouts`.
         earlier: rows to begin with, those of the capture that is resumed.
 
     Raises:
@@ -121,6 +122,7 @@ class CallsFile:
         path: Path,
         capture_id: str,
         encoders: Mapping[str, Mapping[str, Sequence[str]]],
+        layouts: Mapping[str, Mapping[str, object]],
         earlier: pa.Table | None = None,
     ) -> None:
         self._path = path
@@ -130,6 +132,7 @@ class CallsFile:
             b"version": _VERSION,
             b"capture_id": capture_id.encode(),
             b"encoders": json.dumps(encoders).encode(),
+            b"layouts": json.dumps(layouts).encode(),
         }
         self._schema = _schema().with_metadata(metadata)
         with partial_beside(path) as partial:

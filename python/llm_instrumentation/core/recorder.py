@@ -35,6 +35,7 @@ from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .crops import follow_crops
 from .eager import run_eagerly
 from .gradients import Gradients
+from .layouts import layouts_of
 from .module_hooks import ModuleHooks
 from .monitor import Monitor
 from .own_hook import OwnHook
@@ -200,6 +201,10 @@ class Recorder:
                 self.path,
                 self.capture_id,
                 encoders=self._name_modules(models),
+                layouts={
+                    label: layouts_of(model).record
+                    for model, label in zip(models, _labels_of(models), strict=True)
+                },
                 token_ids=config.token_ids,
                 key=config.token_key,
                 first_step=self._begin_steps,

@@ -59,7 +59,7 @@ class Sequences:
             return 0
         held = cached_tokens(cache)
         if held is None and self._numbers_of(first) is not None:
-            last = self._last.get(id(cache))
+            last = self._last.get(id(first if isinstance(cache, (tuple, list)) else cache))
             held = last.end if last is not None and last.end else None
         return held
 
@@ -165,10 +165,12 @@ class Sequences:
         for cache in caches:
             if (first := _first_tensor(cache)) is not None:
                 self._remember(first, numbers)
+            of: Any = first
             if not isinstance(cache, (tuple, list)):
                 self._remember(cache, numbers)
-                with self._lock:
-                    self._last[id(cache)] = _Last(begin, held, call)
+                of = cache
+            with self._lock:
+                self._last[id(of)] = _Last(begin, held, call)
 
     def _new(self, rows: int) -> tuple[int, ...]:
         with self._lock:

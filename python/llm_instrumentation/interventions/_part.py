@@ -125,13 +125,18 @@ class Part:
         """
         for text in self._texts:
             rows, length = text.rows, text.length
-            if self.shape[:2] == (rows, length) or self.shape[:1] == (rows * length,):
+            first = self._spot.batch_first is not False
+            if self.shape[:2] == ((rows, length) if first else (length, rows)) or self.shape[
+                :1
+            ] == (rows * length,):
                 real = self._real_of(text)
-                if text.ended is None:
-                    return real
-                places = torch.arange(length, device=text.ended.device).flip(0)
-                goes_on = places >= text.ended[:, None]
-                return goes_on if real is None else real & goes_on
+                if text.ended is not None:
+                    places = torch.arange(length, device=text.ended.device).flip(0)
+                    goes_on = places >= text.ended[:, None]
+                    real = goes_on if real is None else real & goes_on
+                if real is not None:
+                    self._check_order(rows, length)
+                return real if real is None or first else real.T
         return None
 
     def _real_of(self, text: Text) -> Tensor | None:
@@ -187,8 +192,40 @@ class Part:
         self._places = index
         return (*index, ..., spot.columns) if spot.columns is not None else index
 
+    def _check_order(self, rows: int, length: int) -> None:
+        """Refuses tensors that have tokens in another order, or perhaps.
+
+        Raises:
+            UnsupportedError: which row is which token's is unknown.
+        """
+        if self._spot.unordered:
+            raise UnsupportedError(
+                f"{self._spot.site}: inside experts the rows are the tokens that the router sent "
+                "to them, in an order of their own: take the layer that joins the experts"
+            )
+        # The batch may be on either axis where it is as long as the texts.
+        square = self.shape[:2] == (rows, length) and rows == length > 1
+        if square and self._spot.batch_first is None:
+            raise UnsupportedError(
+                f"{self._spot.site}: the shape {list(self.shape)} may be [batch, tokens, ...] or "
+                f"[tokens, batch, ...], because {rows} texts have {length} tokens: give the model "
+                "a batch with more or fewer texts than tokens"
+            )
+
     def _batched(self, *, tokens: bool, sequences: bool) -> torch.Size:
-        """The shape as [batch, tokens, ...] or, without `tokens`, [batch, ...]."""
+        """The shape as [batch, tokens, ...] or, without `tokens`, [batch, ...].
+
+        Raises:
+            InvalidArgumentError: the shape has no batch, or no tokens behind it.
+            UnsupportedError: which row is which token's is unknown.
+        """
+        if self._spot.batch_first is False:
+            raise UnsupportedError(
+                f"{self._spot.site}: its tensors are [tokens, batch, ...], and positions and "
+                "sequences need [batch, tokens, ...]: choose another layer"
+            )
+        for text in self._texts:
+            self._check_order(text.rows, text.length)
         shape, least = self.shape, 3 if tokens else 2
         if not self._texts and len(shape) >= least:
             return shape

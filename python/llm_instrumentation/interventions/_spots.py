@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..core.calls import encoder_of
+from ..core.layouts import layouts_of
 from ..core.outputs import split_name
 from ..core.selection import has_forward, original_name
 from ..core.sink import INPUT
@@ -32,7 +33,10 @@ class Spot:
         side: its output or input.
         columns: the columns of the head in the last dimension; None: all.
         width: the width that the last dimension must have; None: any.
-        in_encoder: the module is in the encoder of an encoder-decoder model.
+        in_encoder: its tensors have the tokens of the encoder of an encoder-decoder model.
+        unordered: the rows of its tensors are tokens in an order of their own, as inside experts.
+        batch_first: whether its tensors are [batch, tokens, ...] or [tokens, batch, ...]; None:
+            unknown.
     """
 
     site: Site
@@ -43,6 +47,8 @@ class Spot:
     columns: slice | None
     width: int | None
     in_encoder: bool
+    unordered: bool
+    batch_first: bool | None
 
     def captured(self, path: str) -> str:
         """The name of the whole tensor in captures, if it is at this path."""
@@ -64,6 +70,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
     first = {id(module): name for name, module in reversed(modules.items())}
     encoder = encoder_of(getattr(model, "_orig_mod", model))
     encoding = set() if encoder is None else set(encoder.modules())
+    layouts = layouts_of(model)
     heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
 
     def spot(site: Site) -> Spot:
@@ -88,8 +95,15 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
             raise UnsupportedError(
                 f"{layer!r} is TorchScript, which runs no hooks: use the original module"
             )
-        inside = module in encoding
-        return Spot(site, module, first[id(module)], path, side, columns, width, inside)
+        captured = first[id(module)]
+        of = layouts.of(captured, path)
+        batch_first = False if layouts.sequence_first(captured) else layouts.batch_first or None
+        return Spot(
+            site, module, captured, path, side, columns, width,
+            in_encoder=of == "encoder" or module in encoding,
+            unordered=of == "unordered",
+            batch_first=batch_first,
+        )  # fmt: skip
 
     return [spot(site) for site in sites]
 
