@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -397,7 +398,7 @@ def test_no_thread_and_no_descriptor_is_left(mlp, x, tmp_path):
 
 
 def test_a_capture_warns_of_a_replaced_module(mlp, x, path, read):
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="'2' left the model during"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="has taken the place of '2' during"):
         with capture_activations(mlp, path):
             mlp(x)
             mlp[2] = nn.Linear(16, 3)
@@ -405,9 +406,75 @@ def test_a_capture_warns_of_a_replaced_module(mlp, x, path, read):
     assert [name for name, _ in read(path)] == ["0", "1", "2", "", "0", "1", ""]
 
 
+class Wrapped(nn.Module):
+    """Returns something else than the module that it wraps, as an adapter does."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 1
+
+
+@pytest.mark.parametrize("unwrapped", [False, True])
+def test_a_module_that_is_wrapped_is_not_captured_under_its_name(mlp, x, path, read, unwrapped):
+    """Not even if the wrapper is gone when the capture ends."""
+    inner, model = mlp[2], nn.Sequential(mlp, nn.Linear(3, 3))
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the place of '0.2' .* around it"):
+        with capture_activations(model, path):
+            model(x)
+            mlp[2] = Wrapped(inner)
+            model(x)
+            if unwrapped:
+                mlp[2] = inner
+    names = [name for name, _ in read(path)]
+    assert names == ["0.0", "0.1", "0.2", "0", "1", "", "0.0", "0.1", "0", "1", ""]
+    with ActivationReader(path) as reader:
+        (note,) = reader.missing
+        assert (note.name, note.error.split(" during")[0]) == (
+            "0.2", "another module has taken the place of '0.2'",
+        )  # fmt: skip
+
+
+def test_what_is_inside_a_wrapped_module_has_another_name_from_then_on(mlp, x, path, read):
+    model = nn.Sequential(mlp, nn.Linear(3, 3))
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the place of '0' during"):
+        with capture_activations(model, path):
+            model(x)
+            model[0] = Wrapped(mlp)
+            model(x)
+    assert [name for name, _ in read(path)] == ["0.0", "0.1", "0.2", "0", "1", "", "1", ""]
+
+
+def test_a_module_that_left_without_a_word_is_told_at_the_end(mlp, x, path):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="'2' left the model during"):
+        with capture_activations(mlp, path):
+            mlp(x)
+            del mlp._modules["2"]
+
+
+def test_an_adapter_that_is_added_is_told(llama, ids, path):
+    peft = pytest.importorskip("peft")
+
+    def lora(target: str) -> Any:
+        return peft.LoraConfig(r=4, target_modules=[target], task_type="CAUSAL_LM")
+
+    model = peft.get_peft_model(llama, lora("q_proj"), adapter_name="one").eval()
+    name = "base_model.model.model.layers.1.self_attn.k_proj"
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=f"the place of '{name}'"):
+        with capture_activations(model, path):
+            model(input_ids=ids)
+            model.add_adapter("two", lora("k_proj"))
+            model(input_ids=ids)
+    with ActivationReader(path) as reader:
+        assert [one.step for one in reader[name]] == [0]
+        assert [one.step for one in reader[name.replace("k_proj", "v_proj")]] == [0, 1]
+
+
 def test_a_warning_that_is_an_error_leaves_nothing_open(mlp, x, path, read):
     """If warnings are errors, the capture still ends whole, and the next one can begin."""
-    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="left the model"):
+    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="the place of '2'"):
         warnings.simplefilter("error", RuntimeWarning)
         with torch.no_grad(), capture_activations(mlp, path):
             mlp(x)

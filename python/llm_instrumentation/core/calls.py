@@ -32,7 +32,7 @@ from .calls_file import (
     rows_before,
 )
 from .generation import Ended
-from .labels import Labels, current_labels
+from .labels import Labels, current_labels, sorted_batch
 from .masks import Mask, kept
 from .packed import Packing, current_packing
 from .scope import current_request
@@ -326,6 +326,8 @@ class CallLog:
         if step is None or os.getpid() != self._pid:
             return running
         labels = current_labels()
+        if labels is not None and (batch := sorted_batch(given.rows)) is not None:
+            labels = labels.of_batch(batch)
         fit = labels is None or labels.fit(given.rows)
         self._add(given, labels if fit else None, model, entry, step, sequences, cached)
         if misfit is not None:

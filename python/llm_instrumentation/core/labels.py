@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Label", "Labels", "annotate", "current_labels"]
+__all__ = ["Label", "Labels", "annotate", "current_labels", "sorted_batch"]
 
 #: A label of a row: a text, a number, or True or False. None removes the label.
 Label: TypeAlias = "str | int | float | bool | None"
+
+
+class SortedBatch(NamedTuple):
+    """A batch of texts that a caller gave in another order.
+
+    Attributes:
+        places: for each row of the batch the place of its text among those of the caller.
+        texts: how many the caller gave.
+    """
+
+    places: tuple[int, ...]
+    texts: int
+
+
+def sorted_batch(rows: int) -> SortedBatch | None:
+    """The batch that a method of sentence-transformers runs in this thread; None: there is none.
+
+    ``encode`` and its kin sort their texts by length, and give the model batches of them.
+    """
+    if "sentence_transformers" not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("sentence_transformers."):
+            order, begin = (
+                frame.f_locals.get(name) for name in ("length_sorted_idx", "start_index")
+            )
+            if order is not None and isinstance(begin, int):
+                places = tuple(int(place) for place in order[begin : begin + rows])
+                return SortedBatch(places, len(order)) if len(places) == rows else None
+        frame = frame.f_back
+    return None
 
 
 class Labels:
@@ -35,6 +69,17 @@ class Labels:
             len(value) > 0 and rows % len(value) == 0
             for value in self.values.values()
             if isinstance(value, tuple)
+        )
+
+    def of_batch(self, batch: SortedBatch) -> Labels:
+        """The labels of a batch, of labels that were given in the caller's order of all texts."""
+        return Labels(
+            {
+                name: tuple(value[place] for place in batch.places)
+                if isinstance(value, tuple) and len(value) == batch.texts
+                else value
+                for name, value in self.values.items()
+            }
         )
 
     def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None], list[str | None]]:

@@ -40,6 +40,7 @@ from .module_hooks import ModuleHooks
 from .monitor import Monitor
 from .own_hook import OwnHook
 from .ranks import this_rank
+from .rewiring import Hooked, Rewiring
 from .scope import current_request
 from .segments import Rank, Segments
 from .selection import has_forward, original_name, select_modules
@@ -193,6 +194,8 @@ class Recorder:
         self._segments: Segments | None = None
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
+        self._hooked: list[Hooked] = []
+        self._moved: set[tuple[int, str]] = set()  # places of hooked modules that others have taken
         calls: CallLog | None = None
         try:
             remove_earlier(replaces)
@@ -291,15 +294,19 @@ class Recorder:
                 entries[encoder] = None
         for entry in filter(has_forward, entries):
             self._begins(entry)
-        index = 0
-        for (_, modules), label in zip(selected, _labels_of(self._models), strict=True):
+        labels = _labels_of(self._models)
+        for number, (_, modules) in enumerate(selected):
             for name, module in modules:
+                tensors = ModuleTensors(self._sink, labels[number], name)
                 hooks = ModuleHooks(
-                    self._sink, self._steps, self._config, self._gradients,
-                    ModuleTensors(self._sink, label, name), index, self._ran, self._unwalked,
+                    self._sink, self._steps, self._config, self._gradients, tensors,
+                    len(self._hooked), self._ran, self._unwalked,
                 )  # fmt: skip
-                index += 1
-                self._handles += hooks.attach(module, OwnHook)
+                handles = list(hooks.attach(module, OwnHook))
+                self._hooked.append(Hooked(number, name, module, tensors.root, handles))
+                self._handles += handles
+        rewiring = Rewiring(self._models, list(self._hooked), self._rewired)
+        self._exit.enter_context(rewiring.followed())
         # Hooks that end a step are registered last, so a step includes the outputs of its entry.
         for entry in filter(has_forward, entries):
             self._ends(entry)
@@ -577,13 +584,36 @@ class Recorder:
             at += len(modules)
         return found
 
+    def _rewired(self, place: str, gone: list[Hooked]) -> None:
+        """Handles that another module has taken the place of hooked ones."""
+        reason = (
+            f"another module has taken the place of {place!r} during the capture, perhaps around it"
+        )
+        self._moved.update((one.model, one.name) for one in gone)
+        for one in gone:
+            with contextlib.suppress(StrapError):  # a failed session reports itself
+                self._session.note(one.layer, reason)
+        told = f"{reason}: what was there is not captured from now on, nor what is inside it"
+        if self._config.strict:
+            self._fail(UnsupportedError(told))
+        else:
+            warn(told)
+
     def _replaced(self) -> list[str]:
-        """The names of hooked modules that are no longer in their models."""
-        gone = []
-        for model, modules in zip(self._models, self._selected, strict=True):
-            there = {id(module) for module in model.modules()}
-            gone += [name for name, module in modules if id(module) not in there]
-        return gone
+        """The names of hooked modules that have left their places, and were not told before."""
+        there: list[dict[str, nn.Module]] = [
+            {
+                original_name(name): module
+                for name, module in model.named_modules(remove_duplicate=False)
+            }
+            for model in self._models
+        ]
+        return [
+            one.name
+            for one in self._hooked
+            if (one.model, one.name) not in self._moved
+            and there[one.model].get(one.name) is not one.module
+        ]
 
     def _warn_of_silence(self, missed: list[str]) -> None:
         if not any(self._ran):
@@ -626,6 +656,7 @@ class Recorder:
         self._steps.forget()
         self._models.clear()  # stats() works without them
         self._selected.clear()
+        self._hooked.clear()
         self._entries.clear()
         _open_recorders.discard(self)
 
