@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import subprocess
@@ -18,6 +17,7 @@ import torch
 import zstandard
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import ForwardHooks
+from plain_hooks import same, watching
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -138,39 +138,6 @@ def each_kind_of_hooks(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 # ---- what was returned ------------------------------------------------------------
 
 
-def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output under the documented packet names, without those of caches."""
-    from transformers.utils import ModelOutput
-
-    if isinstance(output, Tensor):
-        yield name, output
-    elif isinstance(output, (dict, ModelOutput)):
-        for key, value in output.items():
-            yield from tensors(f"{name}[{key!r}]", value, top=False)
-    elif isinstance(output, (tuple, list)):
-        for i, value in enumerate(output):
-            bare = top and i == 0 and isinstance(value, Tensor)
-            yield from tensors(name if bare else f"{name}[{i}]", value, top=False)
-
-
-@contextlib.contextmanager
-def watching(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
-    """Collects copies of the outputs of all modules, with hooks that share no code with ours."""
-    seen: list[tuple[str, Tensor]] = []
-    handles = []
-    for name, module in model.named_modules():
-
-        def keep(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            seen.extend((at, tensor.detach().clone()) for at, tensor in tensors(name, output))
-
-        handles.append(module.register_forward_hook(keep))
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @pytest.fixture(name="watching")
 def _watching() -> Any:
     return watching
@@ -203,19 +170,6 @@ def parse(path: Path) -> Iterator[tuple[str, bytes]]:
 @pytest.fixture(name="parse")
 def _parse() -> Any:
     return parse
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits. All NaNs count as the same."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if a.is_floating_point():
-        if not torch.equal(a.isnan(), b.isnan()):
-            return False
-        a, b = a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0)
-    return torch.equal(
-        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
-    )
 
 
 @pytest.fixture(name="same")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError, StrapTimeoutError
+from ..memory.cuda_manager import begin_copy, on_cuda, wait_beside_graphs
 from ._atomic import link_or_copy
 from .arguments import Given, Text, given_to
 from .caches import caches_of_call, caches_of_output
@@ -93,7 +94,7 @@ class _Form(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A call that waits to be written."""
+    """A call that waits to be written. After the events its tensors have their values."""
 
     form: _Form
     step: int
@@ -101,6 +102,37 @@ class _Waiting(NamedTuple):
     cached: int | None
     starts: tuple[int, ...] | None
     tensors: list[Tensor]
+    events: list[torch.cuda.Event]
+
+
+class _Kept(NamedTuple):
+    """Copies of what a call was given, for another thread.
+
+    Attributes:
+        tensors: the copies; of CUDA tensors in pinned memory.
+        events: the ends of the copies from CUDA devices. The copies run on the stream of the model,
+            so nothing else orders them with the thread that reads them.
+    """
+
+    tensors: list[Tensor]
+    events: list[torch.cuda.Event]
+
+    def add(self, tensor: Tensor) -> None:
+        """Copies a tensor.
+
+        Raises:
+            UnsupportedError: the tensor has no values of its own, as in a traced model.
+        """
+        if type(tensor) not in PLAIN or not tensor.is_cpu:
+            check_dense(tensor)
+        shape_and_address(tensor)
+        if on_cuda(tensor):
+            check_runs_now()
+            host, event = begin_copy(tensor)
+            self.tensors.append(host)
+            self.events.append(event)
+        else:
+            self.tensors.append(tensor.detach().clone())
 
 
 class _Roll(NamedTuple):
@@ -215,6 +247,7 @@ class CallLog:
         self._taken = self._durable = 0  # numbers of calls
         self._syncs = self._ends = False  # what the thread is asked for
         self._over = False
+        self._beside_graphs = False  # whether the thread may wait while a CUDA graph is recorded
         self._thread = threading.Thread(target=self._run, name="strap-calls", daemon=True)
         self._thread.start()
 
@@ -313,11 +346,11 @@ class CallLog:
         cached: int | None,
         packing: Packing | None = None,
     ) -> None:
-        tensors: list[Tensor] = []
+        kept = _Kept([], [])
         # The cache of an encoder-decoder model is the decoder's.
         own = cached if given.decoder is None else 0
-        text = self._keep(given.text, own, tensors)
-        decoder = self._keep(given.decoder, cached, tensors)
+        text = self._keep(given.text, own, kept)
+        decoder = self._keep(given.decoder, cached, kept)
         others = tuple((name, *form) for name, form in given.others.items()) if given.others else ()
         rows, lengths, starts, padding = given.rows, None, None, False
         if packing is not None and text is not None:
@@ -329,7 +362,7 @@ class CallLog:
         form = _Form(
             model, entry, rows, lengths, padding, current_request(), labels, text, decoder, others
         )
-        size = 200 + 20 * rows + sum(tensor.nbytes for tensor in tensors)
+        size = 200 + 20 * rows + sum(tensor.nbytes for tensor in kept.tensors)
         with self._lock:
             while self._bytes > _MOST_BYTES and not self._over:
                 self._lock.wait()
@@ -337,20 +370,20 @@ class CallLog:
                 return
             if not self._waiting:
                 self._lock.notify_all()
-            self._waiting.append(_Waiting(form, step, sequences, cached, starts, tensors))
+            self._waiting.append(_Waiting(form, step, sequences, cached, starts, *kept))
             self._taken += 1
             self._bytes += size
             if self._bytes > _MANY_BYTES:
                 self._lock.notify_all()
 
-    def _keep(self, text: Text | None, cached: int | None, tensors: list[Tensor]) -> _Side | None:
+    def _keep(self, text: Text | None, cached: int | None, kept: _Kept) -> _Side | None:
         """Copies the tensors of a text, because the caller may change them after the call."""
         if text is None:
             return None
         tokens = text.tokens if self._token_ids != "none" else None
         columns = None
         if tokens is not None:
-            tensors.append(_copy(tokens))
+            kept.add(tokens)
         if (mask := text.mask) is not None:
             end = mask.shape[1]
             if cached is not None and cached + text.length <= end:
@@ -359,11 +392,11 @@ class CallLog:
             begin = 0 if whole and text.positions is None else end - text.length
             mask = mask[:, begin:end]
             columns = mask.shape[1]
-            tensors.append(_copy(mask))
+            kept.add(mask)
         if text.positions is not None:
-            tensors.append(_copy(text.positions))
+            kept.add(text.positions)
         if text.types is not None:
-            tensors.append(_copy(text.types))
+            kept.add(text.types)
         given, types = text.positions is not None, text.types is not None
         return _Side(text.length, columns, given, tokens is not None, types)
 
@@ -499,6 +532,11 @@ class CallLog:
         if self._file is None:
             self._path = self._place()
             self._file = CallsFile(self._path, self._capture_id, self._encoders)
+        for event in (event for call in calls for event in call.events):
+            if not self._beside_graphs:
+                wait_beside_graphs(event)
+                self._beside_graphs = True
+            event.synchronize()
         rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
         for _, alike in itertools.groupby(calls, _alike):
             rows.add(list(alike))
@@ -632,20 +670,6 @@ def _misfit_of_labels(labels: Labels, rows: int) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{labels} do not fit a batch of {rows} rows: give one label for each row, or one for all"
     )
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy that another thread can read.
-
-    Raises:
-        UnsupportedError: the tensor has no values of its own, as in a traced model.
-    """
-    if type(tensor) not in PLAIN or not tensor.is_cpu:
-        check_dense(tensor)
-        if tensor.is_cuda:
-            check_runs_now()
-    shape_and_address(tensor)
-    return tensor.detach().clone()
 
 
 def _alike(call: _Waiting) -> tuple[_Form, list[torch.device]]:

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._json import load_json
+from ..memory.cuda_manager import on_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,11 @@ def sample_tensor(tensor: torch.Tensor, rate: float, seed: int = 0) -> torch.Ten
         ValueError: rate or seed is out of its range.
     """
     index = _cache.index(_checked(tensor.numel(), rate, seed), tensor.device)
+    if on_cuda(tensor):
+        import torch
+
+        # The cache may drop the positions while this stream still reads them.
+        index.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor.detach().reshape(-1).index_select(0, index)
 
 
