@@ -1,4 +1,4 @@
-"""Gives each test its tier, lets GPU tests skip or rehearse without one, and restores Ctrl-C."""
+"""Gives each test its tier, and restores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ settings.register_profile("long", max_examples=20_000)
 # interrupt child processes with Ctrl-C, so switch it on again.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rehearse", action="store_true",
-        help="run the tests that need a CUDA device on CPUs, with the device of made_up_cuda.py",
-    )  # fmt: skip
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -53,11 +46,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     long = {"lint", "packaging", "validity"}
     items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in long)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not item.config.getoption("rehearse"):
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")

@@ -70,6 +70,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     class Stream:
         device = torch.device("cpu")
+        cuda_stream = 0  # the handle, which PyTorch's sanitizer of streams asks for
 
         def __init__(self, device: Any = None, *, name: str | None = None) -> None:
             self.work: list[Callable[[], object]] = []  # unfinished, oldest first
@@ -167,6 +168,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     plain_copy, plain_fill, plain_empty = torch.Tensor.copy_, torch.Tensor.fill_, torch.empty
     plain_clone, plain_cpu = torch.Tensor.clone, torch.Tensor.cpu
+    for name in ("nvtx.range_push", "nvtx.range_pop", "profiler.start", "profiler.stop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *told: None)
     for name, value in {
         "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "graph": recording, "stream": within,
         "current_stream": current, "device": lambda device: contextlib.nullcontext(),

@@ -1,4 +1,4 @@
-"""What the tests need a CUDA device for, or with --rehearse a made-up one."""
+"""The device: CUDA's, or on a machine without one a made-up one."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.gpu
 
 LARGE = NARROW_BYTES // 4  # number of float32 values from which the device narrows
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-#: Width, layers, heads, tokens and rows of a model; a rehearsal runs the first only.
+#: Width, layers, heads, tokens and rows of a model.
 SIZES = {"tiny": (32, 2, 4, 9, 2), "middle": (1024, 6, 16, 512, 4)}
 
 
