@@ -47,13 +47,14 @@ class CountedDecoder(nn.Module):
         super().__init__()
         self.sizes = vocabulary, width, heads, inner, layers
         self.itemsize = dtype.itemsize
-        self.embed = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width, heads, inner, most) for _ in range(layers))
-        self.logits = nn.Linear(width, vocabulary, bias=False)
-        self.to(device, dtype)
+        with torch.device(device):
+            self.embed = nn.Embedding(vocabulary, width)
+            self.layers = nn.ModuleList(Layer(width, heads, inner, most) for _ in range(layers))
+            self.logits = nn.Linear(width, vocabulary, bias=False)
+            self.places = torch.arange(most)
+        self.to(dtype)
         for layer in self.layers:
-            layer.cache = [slots.to(device, dtype) for slots in layer.cache]
-        self.places = torch.arange(most, device=device)
+            layer.cache = [slots.to(dtype) for slots in layer.cache]
         self.end = 0
 
     @property

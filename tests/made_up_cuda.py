@@ -172,7 +172,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *told: None)
     for name, value in {
         "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "graph": recording, "stream": within,
-        "current_stream": current, "device": lambda device: contextlib.nullcontext(),
+        "current_stream": current,
         "is_current_stream_capturing": lambda: cuda.capturing,
         "set_sync_debug_mode": lambda mode: None,
         "synchronize": lambda device=None: current().synchronize(),
@@ -192,7 +192,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for module in (calls, cuda_manager, sampling, sink):
         monkeypatch.setattr(module, "on_cuda", lambda tensor: True)
     for module in (calls, cuda_manager):
-        monkeypatch.setattr(module, "wait_beside_graphs", lambda event: cuda.wait("beside graphs"))
+        monkeypatch.setattr(module, "wait_beside_graphs", lambda: cuda.wait("beside graphs"))
     return cuda
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ def writes(folder: Path, nbytes: int) -> float:
     A file system without direct writes, as tmpfs of older kernels, is written to as usual.
     """
     path = folder / "limit"
+    nbytes = min(nbytes, shutil.disk_usage(folder).free // 4)
     block = mmap.mmap(-1, _BLOCK)  # aligned, as direct writes need it
     block.write(os.urandom(_BLOCK))
     blocks = max(_THREADS, nbytes // _BLOCK)

@@ -35,7 +35,7 @@ TOOLS = (
     Tool("memcheck", ("--target-processes", "all", "--tool", "memcheck",
                       "--track-stream-ordered-races", "all"),
          {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
-          "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, 60),
+          "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, 90),
 )  # fmt: skip
 
 

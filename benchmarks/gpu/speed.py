@@ -26,7 +26,7 @@ from .limits import pinned_copies, writes
 from .stage import TESTS, Stage
 
 PASSES = 3
-TMPFS = Path("/dev/shm")
+_SHM = Path("/dev/shm")
 
 
 class Workload(NamedTuple):
@@ -220,7 +220,10 @@ def main() -> None:
     short = many._replace(prompt=stage.size(128, 4))
     model = Model(stage)
     with contextlib.ExitStack() as stack:
-        places = {"disk": _folder(stack, stage.work), "tmpfs": _folder(stack, TMPFS)}
+        places = {
+            "disk": _folder(stack, stage.work),
+            "tmpfs": _folder(stack, _SHM if _SHM.is_dir() else stage.work),
+        }
         stage.keep(
             model={"parameters": sum(p.numel() for p in model.module.parameters()),
                    "modules": len(list(model.module.modules())), "layers": len(model.layers)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -65,7 +66,15 @@ class Stage:
         """The command of a tool of CUDA, or of its stand-in."""
         if self.rehearsal:
             return [sys.executable, str(TESTS / "made_up_tools.py"), name]
-        return [name]
+        return [found_tool(name) or name]
+
+
+def found_tool(name: str) -> str | None:
+    """The path of a tool, which may be where CUDA's packages put it; None: it is absent."""
+    places = (*Path("/usr/local").glob("cuda*/bin"), *Path("/opt/nvidia").glob("nsight-compute/*"))
+    return shutil.which(name) or next(
+        filter(None, (shutil.which(name, path=place) for place in places)), None
+    )
 
 
 def make_up_cuda() -> None:

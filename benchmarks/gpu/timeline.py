@@ -59,13 +59,14 @@ def main() -> None:
     stage = Stage()
     sizes = stage.size(4096, 32), stage.size(32, 2), stage.size(11008, 48), stage.size(8, 2)
     model = Decoder(*sizes, vocabulary=1000)
-    model.train()  # in evaluation mode a layer is one operator, which calls no hooks
+    model.train()  # in evaluation mode all of a layer is one operator
     model = model.to(stage.device, torch.bfloat16)
     ids = torch.arange(stage.size(2048, 9), device=stage.device)[None] % 1000
     alone = profiled(model, ids, stage.work / "alone.json.gz")
     stage.keep(alone=alone)
     stream, trace = stage.work / "run.stream", stage.work / "captured.json.gz"
     config = InstrumentationConfig.fast_capture().with_progress(False)
+    config = config.with_layers(nn.TransformerEncoderLayer)
     with capture_activations(model, stream, config=config):
         captured = profiled(model, ids, trace)
     added = {

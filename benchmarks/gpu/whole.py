@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import warnings
 
 import torch
 
-from .stage import Stage
+from .stage import Stage, found_tool
 
 
 def main() -> None:
@@ -27,9 +26,8 @@ def main() -> None:
         versions=versions,
         library=llm_instrumentation.__version__,
         hooks_in_c=ForwardHooks.available(),
-        tools={tool: shutil.which(tool) is not None
-               for tool in ("ncu", "compute-sanitizer", "nvcc", "gcc")},
-    )  # fmt: skip
+        tools={tool: found_tool(tool) for tool in ("ncu", "compute-sanitizer", "gcc")},
+    )
     warnings.simplefilter("ignore", RuntimeWarning)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())
     path = stage.work / "whole.stream"
@@ -44,7 +42,6 @@ def main() -> None:
             device=about.name,
             device_gib=round(about.total_memory / 2**30, 1),
             capability=f"{about.major}.{about.minor}",
-            driver_context_s=None,
         )
     stage.keep(failed=int(not same))
 

@@ -13,11 +13,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bytes_of_weights_cache_and_activations(dtype, guard, device):
-    with torch.device("cpu"):
-        model = CountedDecoder(
-            vocabulary=50, width=64, heads=4, inner=96, layers=2, most=40,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+    model = CountedDecoder(
+        vocabulary=50, width=64, heads=4, inner=96, layers=2, most=40, device=device, dtype=dtype
+    )
     texts = [torch.arange(20) % 7, torch.tensor([9]), torch.tensor([9])]
     expected, end = Traffic(), 0
     given = [text.to(device) for text in texts]

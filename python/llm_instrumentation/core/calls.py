@@ -534,7 +534,7 @@ class CallLog:
             self._file = CallsFile(self._path, self._capture_id, self._encoders)
         for event in (event for call in calls for event in call.events):
             if not self._beside_graphs:
-                wait_beside_graphs(event)
+                wait_beside_graphs()
                 self._beside_graphs = True
             event.synchronize()
         rows = _Rows(self._hashes if self._token_ids == "hashed" else None)

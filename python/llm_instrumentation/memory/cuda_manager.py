@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import deque
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CUDAMemoryManager", "TransferError", "begin_copy", "on_cuda", "wait_beside_graphs"]
 
 _ALIGNMENT = 512  # bytes: a multiple of every element size and of a cache line
-_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class TransferError(RuntimeError):
@@ -47,21 +48,17 @@ def begin_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     return host, _event_of_current_stream(tensor.device)
 
 
-def wait_beside_graphs(event: torch.cuda.Event | torch.cuda.Stream) -> None:
+def wait_beside_graphs() -> None:
     """Lets this thread wait for devices while another thread records a CUDA graph.
 
     By default the wait fails then, and it ends the recording too: ``torch.cuda.graph`` records in
-    the mode "global", in which calls of other threads count. Without CUDA nothing is done.
-
-    Args:
-        event: what the thread waits for. Its device gets the CUDA context that the call needs.
+    the mode "global", in which calls of other threads count. PyTorch has no function for it, so
+    this calls the driver's ``cuThreadExchangeStreamCaptureMode``. On devices of other makers, which
+    have no such library, nothing is done.
     """
-    import torch
-
-    exchange = getattr(ctypes.CDLL(None), "cudaThreadExchangeStreamCaptureMode", None)
-    if exchange is not None:
-        with torch.cuda.device(event.device):
-            exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
 
 
 class CUDAMemoryManager:
@@ -465,10 +462,10 @@ class Handover:
 
     Args:
         ring: the memory of the transfers.
-        at_first: called on the thread before its first wait, with what it waits for; None: nothing.
+        at_first: called on the thread before its first wait; None: nothing.
     """
 
-    def __init__(self, ring: RingSpace, at_first: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, ring: RingSpace, at_first: Callable[[], None] | None = None) -> None:
         self._ring = ring
         self._at_first = at_first
         self._queue: deque[Transfer] = deque()
@@ -568,7 +565,7 @@ class Handover:
             failure: BaseException | None = None
             try:
                 if self._at_first is not None:
-                    self._at_first(transfer.done)
+                    self._at_first()
                     self._at_first = None
                 transfer.done.synchronize()
                 transfer.callback(transfer.host)
