@@ -6,7 +6,6 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 from llm_instrumentation.mrm.collector import TorchTracer
 
@@ -21,12 +20,10 @@ def main() -> None:
     stage = Stage()
     sys.path.insert(0, str(TESTS))
     with torch.no_grad():
-        stage.keep(failed=0, **counted(stage))
-        stage.keep(**of_llama(stage))
+        stage.keep(counted=counted(stage))
         traced = {name: moved(run) for name, run in kernels(stage.device, stage.rehearsal).items()}
     stage.keep(kernels=[{"kernel": name, **one} for name, one in traced.items()])
-    wrong = [name for name in ("counted", "llama") if not stage.result[name]["equal"]]
-    stage.keep(failed=len(wrong), **beside_ncu(stage, traced))
+    stage.keep(failed=int(not stage.result["counted"]["equal"]), **beside_ncu(stage, traced))
 
 
 def counted(stage: Stage) -> dict[str, Any]:
@@ -52,57 +49,7 @@ def counted(stage: Stage) -> dict[str, Any]:
         {"region": region, "op": op, "traced": found[region, op], "by_hand": expected[region, op]}
         for region, op in sorted(expected)
     ]
-    return {"counted": {"rows": table, "equal": found == expected}}
-
-
-def of_llama(stage: Stage) -> dict[str, Any]:
-    """A Llama of transformers: each call reads each weight once; the rest is told by region."""
-    from counted_decoder import traced_traffic
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers_cache import CACHE_NAME
-
-    prompt, new = stage.size(512, 9), 4
-    config = LlamaConfig(
-        vocab_size=stage.size(32000, 97), hidden_size=stage.size(4096, 32),
-        intermediate_size=stage.size(11008, 48), num_hidden_layers=stage.size(4, 2),
-        num_attention_heads=stage.size(32, 4), num_key_value_heads=stage.size(8, 2),
-    )  # fmt: skip
-    with torch.device(stage.device):
-        model = LlamaForCausalLM(config).eval().to(torch.bfloat16)
-        ids = torch.arange(prompt)[None] % 11
-    with TorchTracer() as tracer, tracer.attach(model):
-        cache = None
-        for _ in range(1 + new):
-            output = model(ids, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
-            cache, ids = output[CACHE_NAME], output.logits[:, -1:].argmax(-1)
-        rows = tracer.reader().read_all()
-    found = traced_traffic(rows)
-    table = model.model.embed_tokens.weight
-    looked_up = (min(prompt, 11) + new) * table.nbytes // len(table)
-    expected = {
-        name: looked_up if weight is table else (1 + new) * weight.nbytes
-        for name, weight in model.named_parameters()
-    }
-    return {
-        "llama": {
-            "rows": [{"region": region, "op": op, "traced": size}
-                     for (region, op), size in sorted(found.items())],
-            "tokens": prompt + new,
-            "equal": loaded(rows, dict(model.named_parameters())) == expected,
-            "places": sorted({str(place) for place in rows["dso"].to_pylist()}),
-        }
-    }  # fmt: skip
-
-
-def loaded(rows: Any, weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """The bytes that were loaded of each weight."""
-    loads = np.asarray(rows["op_type"].to_pylist()) == "load"
-    addresses, sizes = (rows[name].to_numpy()[loads] for name in ("address", "length_bytes"))
-    sums = {}
-    for name, weight in weights.items():
-        begin = weight.data_ptr()
-        sums[name] = int(sizes[(addresses >= begin) & (addresses < begin + weight.nbytes)].sum())
-    return sums
+    return {"rows": table, "equal": found == expected}
 
 
 def moved(run: Any) -> dict[str, int]:
@@ -143,7 +90,7 @@ def beside_ncu(stage: Stage, traced: dict[str, dict[str, int]]) -> dict[str, Any
         if name in read:
             from_memory, to_memory = (read[name][metric] for metric in METRICS)
             row |= {
-                "dram_read": int(from_memory), "dram_written": int(to_memory),
+                "dram_read": from_memory, "dram_written": to_memory,
                 "kernels": read[name]["kernels"],
                 "cache_of_loads": round(1 - from_memory / one["loads"], 3),
                 "cache_of_stores": round(1 - to_memory / one["stores"], 3),

@@ -140,12 +140,6 @@ def _timeline(result: Found) -> list[str]:
     return lines
 
 
-def _graphs(result: Found) -> list[str]:
-    return [table(["case", "what the capture has", "warnings"], [
-        [one["case"], one["told"], "; ".join(one["warnings"])] for one in result.get("cases", [])
-    ])]  # fmt: skip
-
-
 def _memory_traces(result: Found) -> list[str]:
     lines = []
     if counted := result.get("counted"):
@@ -190,7 +184,7 @@ def _sanitizers(result: Found) -> list[str]:
 
 SHOWN: dict[str, Callable[[Found], Iterable[str]]] = {
     "whole": _whole, "correctness": _correctness, "speed": _speed, "timeline": _timeline,
-    "graphs": _graphs, "memory_traces": _memory_traces, "sanitizers": _sanitizers,
+    "memory_traces": _memory_traces, "sanitizers": _sanitizers,
 }  # fmt: skip
 
 

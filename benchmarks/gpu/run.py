@@ -39,10 +39,9 @@ class Planned(NamedTuple):
 
 PLAN = (
     Planned("whole", "The library is whole", 40),
-    Planned("correctness", "Correctness", 130),
+    Planned("correctness", "Correctness", 150),
     Planned("speed", "Speed", 150),
     Planned("timeline", "Timeline of a captured step", 45),
-    Planned("graphs", "CUDA graphs and compiled models", 60),
     Planned("memory_traces", "Memory traces", 75),
     Planned("sanitizers", "Sanitizers", 120),
 )

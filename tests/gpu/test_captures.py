@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from llm_instrumentation import (
     ActivationReader,
     InstrumentationConfig,
@@ -26,6 +25,7 @@ from llm_instrumentation.core.narrowing import NARROW_BYTES
 from llm_instrumentation.core.recorder import Recorder
 from llm_instrumentation.core.sink import When
 from plain_hooks import same, watching
+from small_models import build
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.gpu
@@ -39,39 +39,14 @@ SIZES = {"tiny": (32, 2, 4, 9, 2), "middle": (1024, 6, 16, 512, 4)}
 def built(kind: str, size: str, device: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model with random weights in float32, and a batch for it."""
     width, layers, heads, tokens, rows = SIZES[size]
-    sizes: dict[str, Any] = {
-        "vocab_size": 97, "hidden_size": width, "intermediate_size": 2 * width,
-        "num_hidden_layers": layers, "num_attention_heads": heads,
-    }  # fmt: skip
-    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    model = build(kind, width=width, layers=layers, heads=heads, grouped=True, device=device)
     ids = torch.randint(1, 97, (rows, tokens), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids}
-    torch.manual_seed(0)
-    with torch.device(device):
-        if kind == "gpt2":
-            config = hf.GPT2Config(vocab_size=97, n_embd=width, n_layer=layers, n_head=heads)
-            model: Any = hf.GPT2LMHeadModel(config)
-        elif kind == "llama":
-            grouped = {**sizes, **special, "num_key_value_heads": heads // 2}
-            model = hf.LlamaForCausalLM(hf.LlamaConfig(**grouped))
-        elif kind == "mixtral":
-            experts = {"num_key_value_heads": heads // 2, "num_local_experts": 4}
-            model = hf.MixtralForCausalLM(hf.MixtralConfig(**sizes, **special, **experts))
-        elif kind == "bert":
-            model = hf.BertModel(hf.BertConfig(**sizes))
-        elif kind == "t5":
-            config = hf.T5Config(
-                vocab_size=97, d_model=width, d_kv=width // heads, d_ff=2 * width,
-                num_layers=layers, num_heads=heads, decoder_start_token_id=0,
-                eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
-            model = hf.T5ForConditionalGeneration(config)
-            batch["decoder_input_ids"] = ids[:, :5]
-        else:
-            del sizes["vocab_size"]
-            model = hf.ViTModel(hf.ViTConfig(**sizes, image_size=64, patch_size=16))
-            batch = {"pixel_values": torch.randn(rows, 3, 64, 64)}
-    return model.eval(), {name: tensor.to(device) for name, tensor in batch.items()}
+    if kind == "t5":
+        batch["decoder_input_ids"] = ids[:, :5]
+    elif kind == "vit":
+        batch = {"pixel_values": torch.randn(rows, 3, 64, 64)}
+    return model, {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def assert_exact(path: Path, seen: list[tuple[str, Tensor]], read: Any) -> None:
@@ -214,7 +189,7 @@ def token_ids(path: Path) -> list[list[int]]:
     return [row["token_ids"] for row in table.to_pylist()]
 
 
-def test_a_model_on_a_stream_of_its_own(device, path, quiet, read, busy):
+def test_a_model_on_a_stream_of_its_own(device, made_up, path, quiet, read, busy):
     """Nothing else orders this stream with others, which read the outputs and the token ids."""
     model, batch = built("llama", "tiny", device)
     expected = batch["input_ids"].tolist()
@@ -229,6 +204,8 @@ def test_a_model_on_a_stream_of_its_own(device, path, quiet, read, busy):
                 ids.zero_()
     assert_exact(path, seen, read)
     assert token_ids(path) == expected * 3
+    if made_up is not None:
+        assert ("event", "strap-calls") in made_up.waits and not made_up.model_waited()
 
 
 def test_threads_with_streams_of_their_own(device, path, quiet):

@@ -76,3 +76,36 @@ def test_a_graph_of_another_model_is_recorded_meanwhile(model, batch, device, pa
     with ActivationReader(path) as reader:
         assert len(reader[""]) == 51
         assert all(same(one.to_torch(), output.cpu()) for one in reader[""])
+
+
+def test_replays_of_a_graph_that_was_recorded_before_call_no_hooks(model, batch, path, quiet):
+    with torch.no_grad():
+        graph = record_graph(model, batch)
+        with pytest.warns(RuntimeWarning, match="no module ran"):
+            with capture_activations(model, path, config=quiet):
+                graph.replay()
+                torch.cuda.synchronize()
+    with ActivationReader(path) as reader:
+        assert len(reader) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*compiled")
+@pytest.mark.parametrize("begins", ["before", "in the block", "after"])
+def test_compiled_for_graphs(begins, model, batch, device, path, quiet):
+    """The model runs eagerly during a capture, and as compiled before and after it."""
+    how = {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "eager"}
+    with torch.no_grad():
+        expected = model(batch).cpu()
+        compiled = torch.compile(model, **how)
+        for _ in range(3 if begins == "before" else 0):
+            compiled(batch)
+        with capture_activations(model, path, config=quiet):
+            for _ in range(5):
+                output = model(batch) if begins == "after" else compiled(batch)
+        for _ in range(3):
+            again = compiled(batch)
+        torch.testing.assert_close(again.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert same(output.cpu(), expected)
+    with ActivationReader(path) as reader:
+        assert len(reader) == 20
+        assert all(same(one.to_torch(), expected) for one in reader[""])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 from llm_instrumentation import ActivationReader, capture_activations
 from llm_instrumentation.interventions import (
     Prompts,
@@ -33,6 +32,7 @@ from llm_instrumentation.interventions import (
     sites_of,
     zero,
 )
+from small_models import build
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.gpu
@@ -43,12 +43,7 @@ Change = Callable[[Tensor], Tensor]
 
 @pytest.fixture
 def model(device) -> nn.Module:
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
-    )  # fmt: skip
-    return hf.LlamaForCausalLM(config).eval().to(device)
+    return build("llama", width=64, grouped=True, device=device)
 
 
 @pytest.fixture

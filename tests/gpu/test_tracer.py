@@ -6,6 +6,8 @@ import pytest
 import torch
 from counted_decoder import CountedDecoder, Traffic, traced_traffic
 from llm_instrumentation.mrm.collector import TorchTracer
+from small_models import build
+from transformers_cache import CACHE_NAME
 
 pytestmark = pytest.mark.gpu
 
@@ -29,3 +31,23 @@ def test_bytes_of_weights_cache_and_activations(dtype, guard, device):
     assert traced_traffic(rows) == expected
     if device == "cuda":
         assert set(rows["dso"].to_pylist()) == {"torch:cuda:0"}
+
+
+def test_each_call_reads_each_weight_once(device):
+    model = build("llama", heads=4, grouped=True, device=device)
+    ids, calls = torch.arange(9, device=device)[None], 3
+    with torch.no_grad(), TorchTracer() as tracer, tracer.attach(model):
+        cache = None
+        for _ in range(calls):
+            output = model(ids, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
+            cache, ids = output[CACHE_NAME], output.logits[:, -1:].argmax(-1)
+        rows = tracer.reader().read_all().to_pandas()
+    loads = rows[rows.op_type == "load"]
+    table = model.model.embed_tokens.weight
+    for name, weight in model.named_parameters():
+        begin = weight.data_ptr()
+        own = loads[loads.address.between(begin, begin + weight.nbytes - 1)]
+        looked_up = (9 + calls - 1) * table.nbytes // len(table)  # the rows of the tokens alone
+        expected = looked_up if weight is table else calls * weight.nbytes
+        assert own.length_bytes.sum() == expected, name
+    assert {"weight", "kv_cache", "activation"} <= set(rows.region_type)

@@ -28,8 +28,8 @@ def test_values_arrive_in_order_and_unharmed(device):
 
 
 @pytest.mark.parametrize("elements", [1 << 12, 1 << 22])
-def test_a_transfer_has_the_values_at_the_time_of_the_call(device, elements):
-    """The tensor of 16 MiB is larger than the pinned memory."""
+def test_a_transfer_has_the_values_at_the_time_of_the_call(device, made_up, elements):
+    """The tensor of 16 MiB is larger than the pinned memory, and even so nothing waits for it."""
     got = []
     with CUDAMemoryManager(pinned_buffer_size=1 << 20) as manager:
         tensor = torch.zeros(elements, device=device)
@@ -37,6 +37,8 @@ def test_a_transfer_has_the_values_at_the_time_of_the_call(device, elements):
             tensor.fill_(value)
             manager.async_gpu_to_host(tensor, lambda host: got.append((host.min(), host.max())))
     assert [(int(low), int(high)) for low, high in got] == [(v, v) for v in range(20)]
+    if made_up is not None:
+        assert made_up.pinned[1] == 1 << 20 and not made_up.model_waited()
 
 
 @pytest.mark.parametrize("pinned", [1 << 20, 512])

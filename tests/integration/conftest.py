@@ -18,13 +18,13 @@ import zstandard
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import ForwardHooks
 from plain_hooks import same, watching
+from small_models import VOCABULARY, build
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # The folder tests/ has helpers that all tests share, such as `gguf_model`.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-VOCABULARY = 97
 TEXTS = [
     "The ferry leaves at noon.",
     "Lichens grow a millimetre a year on the north side of the old stones.",
@@ -47,40 +47,6 @@ def minilm() -> SimpleNamespace:
     model = AutoModel.from_pretrained(get_model_path()).eval()
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     return SimpleNamespace(model=model, tokenizer=tokenizer, inputs=dict(inputs))
-
-
-def build(architecture: str) -> nn.Module:
-    """A small transformers model with random weights, the same in each run."""
-    import transformers as hf
-
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
-        "num_hidden_layers": 2, "num_attention_heads": 4,
-    }  # fmt: skip
-    no_special_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    model: Any
-    if architecture == "llama":
-        model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **no_special_tokens))
-    elif architecture == "gpt2":
-        model = hf.GPT2LMHeadModel(
-            hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4)
-        )
-    elif architecture == "bert":
-        model = hf.BertModel(hf.BertConfig(**sizes))
-    elif architecture == "mixtral":
-        config = hf.MixtralConfig(
-            **sizes, num_key_value_heads=2, num_local_experts=4, **no_special_tokens
-        )
-        model = hf.MixtralForCausalLM(config)
-    else:
-        assert architecture == "t5"
-        config = hf.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-            decoder_start_token_id=0, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        model = hf.T5ForConditionalGeneration(config)
-    return model.eval()
 
 
 @pytest.fixture(name="build")

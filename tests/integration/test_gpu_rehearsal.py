@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = {
-    "whole", "correctness", "speed", "timeline", "graphs", "memory_traces", "sanitizers",
-}  # fmt: skip
+STAGES = {"whole", "correctness", "speed", "timeline", "memory_traces", "sanitizers"}
 
 
 @pytest.mark.timeout(900)  # on two cores that do nothing else it takes a minute and a half
@@ -37,10 +35,7 @@ def test_all_stages_run_on_a_made_up_device(tmp_path):
         "alone", "capture", "empty hooks", "torch.save"
     }  # fmt: skip
     assert result["timeline"]["timeline"]["packets"] > 0
-    assert [one["told"] for one in result["graphs"]["cases"]][:3] == [
-        "20 packets", "20 packets, 4 notes", "0 packets"
-    ]  # fmt: skip
-    assert result["memory_traces"]["counted"]["equal"] and result["memory_traces"]["llama"]["equal"]
+    assert result["memory_traces"]["counted"]["equal"]
     assert len(result["memory_traces"]["kernels"]) == 10
     assert result["sanitizers"]["tools"] == {"streams": {"errors": 0}, "memcheck": {"errors": 0}}
     files = list(out.iterdir())  # few, so that they are easily brought back

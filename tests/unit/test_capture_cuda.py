@@ -14,9 +14,7 @@ from llm_instrumentation import (
     InstrumentationConfig,
     capture_activations,
 )
-from llm_instrumentation._native import capture_id_of
 from llm_instrumentation.core import narrowing
-from llm_instrumentation.core.calls_file import read_calls
 from llm_instrumentation.core.components import components_of
 from llm_instrumentation.core.narrowing import holds, narrow
 from llm_instrumentation.core.recorder import Recorder
@@ -25,7 +23,7 @@ from llm_instrumentation.core.sink import When
 from llm_instrumentation.core.tensors import NotDenseError, check_runs_now
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory import cuda_manager
-from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager, begin_copy
+from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
 LARGE = narrowing.NARROW_BYTES // 4  # number of float32 values from which the device narrows
 
@@ -262,31 +260,6 @@ def test_a_stream_that_records_a_graph_is_refused_by_name(cuda, tmp_path):
 # ---- what a device may do to a capture -------------------------------------------------
 
 
-def test_a_tensor_larger_than_the_pinned_memory_does_not_wait_for_the_device(cuda):
-    tensor, got = torch.arange(300_000), []
-    with CUDAMemoryManager(4096) as manager:
-        for _ in range(3):
-            manager.async_gpu_to_host(tensor, lambda host: got.append(host.tolist()))
-            tensor.add_(1)  # the transfer must have the values from before
-    assert [(values[0], values[-1]) for values in got] == [(n, 299_999 + n) for n in range(3)]
-    assert cuda.pinned[1] == 4096
-    assert not cuda.model_waited()
-
-
-def test_a_tensor_that_libstrap_does_not_store_is_noted_at_its_own_layer(cuda, tmp_path):
-    """The thread of the transfers would find it out too late: another hook would get the error."""
-    path = tmp_path / "a.stream"
-    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
-    with pytest.warns(RuntimeWarning, match="layer '0' is not captured.*stores no such type"):
-        with capture_activations(model, path, config=quiet()) as framework:
-            model[0](torch.zeros(4, dtype=torch.uint8).view(torch.bits8))
-            for _ in range(20):
-                model[1](torch.ones(3))
-    assert framework.stats().packets == 20
-    with ActivationReader(path) as reader:
-        assert [note.name for note in reader.missing] == ["0"]
-
-
 def test_a_tensor_without_memory_is_noted(cuda, tmp_path):
     path, model = tmp_path / "a.stream", torch.nn.Identity()
     with pytest.warns(RuntimeWarning, match="no memory of its own"):
@@ -295,44 +268,6 @@ def test_a_tensor_without_memory_is_noted(cuda, tmp_path):
             model(torch.ones(3))
     with ActivationReader(path) as reader:
         assert len(reader) == len(reader.missing) == 1
-
-
-def test_a_full_device_leaves_out_what_it_cannot_copy(cuda, tmp_path):
-    path, model, x = tmp_path / "a.stream", torch.nn.Identity(), torch.ones(64, 64)
-    cuda.room = 1024
-    with pytest.warns(RuntimeWarning, match="the device has no memory left"):
-        with capture_activations(model, path, config=quiet()) as framework:
-            model(x)  # in one piece, so it goes to the host without a copy on the device
-            model(x[:, ::2])
-            model(x[0])
-    assert framework.stats().packets == 2
-    with ActivationReader(path) as reader:
-        assert [note.step for note in reader.missing] == [1]
-
-
-def test_another_default_device_is_not_that_of_the_pinned_memory(cuda):
-    got = []
-    with CUDAMemoryManager(4096) as manager, torch.device("meta"):
-        manager.async_gpu_to_host(torch.ones(3, device="cpu"), lambda h: got.append(h.tolist()))
-        host, event = begin_copy(torch.ones(2, device="cpu"))
-        manager.flush(timeout=30)
-    event.synchronize()
-    assert got == [[1.0] * 3] and host.tolist() == [1.0] * 2
-
-
-def test_token_ids_are_read_after_their_copy(cuda, tmp_path):
-    """The copy runs on the model's stream, and another thread reads the host tensor."""
-    path, model = tmp_path / "a.stream", torch.nn.Embedding(50, 4)
-    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
-    with torch.no_grad(), capture_activations(model, path, config=quiet()):
-        for _ in range(3):
-            model(ids)
-            ids.add_(1)
-    table = read_calls(path, capture_id_of(path))
-    assert table["token_ids"].to_pylist() == [
-        [token + step for token in row] for step in range(3) for row in ([3, 1, 4], [1, 5, 9])
-    ]
-    assert ("event", "strap-calls") in cuda.waits and not cuda.model_waited()
 
 
 def test_threads_that_wait_do_not_end_the_recording_of_a_graph(cuda, tmp_path):
