@@ -89,6 +89,7 @@ def _speed(result: Found) -> list[str]:
             rows.append([f"{load[0]} x {load[1]} + {load[2]}", *_way(own, alone, way, limits)])
     head = ["batch x prompt + new", "way", "prompt", "new tokens", "all", "to the last byte",
             "bytes a token", "GB/s", "of pinned", "binds", "runs"]  # fmt: skip
+    lines += [f"- failed: {error}" for error in result.get("errors", [])]
     lines += ["Speed kept, against the model alone in turns:", "", table(head, rows)]
     return lines
 

@@ -71,10 +71,8 @@ class Stage:
 
 def found_tool(name: str) -> str | None:
     """The path of a tool, which may be where CUDA's packages put it; None: it is absent."""
-    places = (*Path("/usr/local").glob("cuda*/bin"), *Path("/opt/nvidia").glob("nsight-compute/*"))
-    return shutil.which(name) or next(
-        filter(None, (shutil.which(name, path=place) for place in places)), None
-    )
+    places = *Path("/usr/local").glob("cuda*/bin"), *Path("/opt/nvidia").glob("nsight-compute/*")
+    return shutil.which(name, path=os.pathsep.join([os.environ["PATH"], *map(str, places)]))
 
 
 def make_up_cuda() -> None:
@@ -82,7 +80,6 @@ def make_up_cuda() -> None:
     import torch
 
     torch.set_num_threads(1)  # threads of small models wait for each other on a busy machine
-
     sys.path.insert(0, str(TESTS))
     import made_up_cuda
 
