@@ -1,4 +1,4 @@
-"""Gives each test its tier, skips GPU tests on machines without one, and restores Ctrl-C."""
+"""Gives each test its tier, and restores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -46,11 +46,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     long = {"lint", "packaging", "validity"}
     items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in long)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")

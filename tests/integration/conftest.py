@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import subprocess
@@ -18,13 +17,14 @@ import torch
 import zstandard
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import ForwardHooks
+from plain_hooks import same, watching
+from small_models import VOCABULARY, build
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # The folder tests/ has helpers that all tests share, such as `gguf_model`.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-VOCABULARY = 97
 TEXTS = [
     "The ferry leaves at noon.",
     "Lichens grow a millimetre a year on the north side of the old stones.",
@@ -47,40 +47,6 @@ def minilm() -> SimpleNamespace:
     model = AutoModel.from_pretrained(get_model_path()).eval()
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     return SimpleNamespace(model=model, tokenizer=tokenizer, inputs=dict(inputs))
-
-
-def build(architecture: str) -> nn.Module:
-    """A small transformers model with random weights, the same in each run."""
-    import transformers as hf
-
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
-        "num_hidden_layers": 2, "num_attention_heads": 4,
-    }  # fmt: skip
-    no_special_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    model: Any
-    if architecture == "llama":
-        model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **no_special_tokens))
-    elif architecture == "gpt2":
-        model = hf.GPT2LMHeadModel(
-            hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4)
-        )
-    elif architecture == "bert":
-        model = hf.BertModel(hf.BertConfig(**sizes))
-    elif architecture == "mixtral":
-        config = hf.MixtralConfig(
-            **sizes, num_key_value_heads=2, num_local_experts=4, **no_special_tokens
-        )
-        model = hf.MixtralForCausalLM(config)
-    else:
-        assert architecture == "t5"
-        config = hf.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-            decoder_start_token_id=0, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        model = hf.T5ForConditionalGeneration(config)
-    return model.eval()
 
 
 @pytest.fixture(name="build")
@@ -138,39 +104,6 @@ def each_kind_of_hooks(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 # ---- what was returned ------------------------------------------------------------
 
 
-def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output under the documented packet names, without those of caches."""
-    from transformers.utils import ModelOutput
-
-    if isinstance(output, Tensor):
-        yield name, output
-    elif isinstance(output, (dict, ModelOutput)):
-        for key, value in output.items():
-            yield from tensors(f"{name}[{key!r}]", value, top=False)
-    elif isinstance(output, (tuple, list)):
-        for i, value in enumerate(output):
-            bare = top and i == 0 and isinstance(value, Tensor)
-            yield from tensors(name if bare else f"{name}[{i}]", value, top=False)
-
-
-@contextlib.contextmanager
-def watching(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
-    """Collects copies of the outputs of all modules, with hooks that share no code with ours."""
-    seen: list[tuple[str, Tensor]] = []
-    handles = []
-    for name, module in model.named_modules():
-
-        def keep(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            seen.extend((at, tensor.detach().clone()) for at, tensor in tensors(name, output))
-
-        handles.append(module.register_forward_hook(keep))
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @pytest.fixture(name="watching")
 def _watching() -> Any:
     return watching
@@ -203,19 +136,6 @@ def parse(path: Path) -> Iterator[tuple[str, bytes]]:
 @pytest.fixture(name="parse")
 def _parse() -> Any:
     return parse
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits. All NaNs count as the same."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if a.is_floating_point():
-        if not torch.equal(a.isnan(), b.isnan()):
-            return False
-        a, b = a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0)
-    return torch.equal(
-        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
-    )
 
 
 @pytest.fixture(name="same")

@@ -250,6 +250,30 @@ def test_only_the_slots_of_a_static_cache_that_are_filled_are_written(write):
     assert cache.data_ptr() not in set(frame[frame.op_type == "load"].address)
 
 
+@pytest.mark.parametrize(
+    ("choose", "rows"),
+    [
+        (lambda table, at: nn.functional.embedding(at, table), [2, 7]),
+        (lambda table, at: table.index_copy_(0, at, torch.ones(2, 4)), [2, 7]),
+        (lambda table, at: table.gather(0, at[:, None]), None),
+        (lambda table, at: table.masked_fill_(torch.arange(9)[:, None] == 7, 1.0), [7]),
+    ],
+)
+def test_positions_on_a_device_are_copied_from_it(choose, rows, monkeypatch):
+    """Small tables too: that a slot of a cache is written must not seem to write the cache."""
+    table, at, copied = torch.zeros(9, 4), torch.tensor([2, 7]), []
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False), raising=False)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: copied.append(self) or self)
+    frame = traced(lambda: choose(table, at))
+    monkeypatch.undo()
+    own = frame[frame.address.between(table.data_ptr(), table.data_ptr() + table.nbytes - 1)]
+    length = 4 if rows is None else 16
+    assert [(one[1] - table.data_ptr(), one[2]) for one in moves(own)] == [
+        (16 * row, length) for row in rows or [2, 7]
+    ]
+    assert len(copied) == 1
+
+
 def test_adding_to_rows_reads_the_table_too():
     table, at = torch.zeros(6, 4), torch.tensor([1])
     frame = traced(lambda: table.index_put_([at], torch.ones(1, 4), accumulate=True))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError, StrapTimeoutError
+from ..memory.cuda_manager import begin_copy, on_cuda, wait_beside_graphs
 from ._atomic import link_or_copy
 from .arguments import Given, Text, given_to
 from .caches import caches_of_call, caches_of_output
@@ -107,7 +108,7 @@ class _Form(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A call that waits to be written."""
+    """A call that waits to be written. After the events its tensors have their values."""
 
     form: _Form
     step: int
@@ -115,6 +116,37 @@ class _Waiting(NamedTuple):
     cached: int | None
     starts: tuple[int, ...] | None
     tensors: list[Tensor]
+    events: list[torch.cuda.Event]
+
+
+class _Copies(NamedTuple):
+    """Copies of what a call was given, for another thread.
+
+    Attributes:
+        tensors: the copies; of CUDA tensors in pinned memory.
+        events: the ends of the copies from CUDA devices. The copies run on the stream of the model,
+            so nothing else orders them with the thread that reads them.
+    """
+
+    tensors: list[Tensor]
+    events: list[torch.cuda.Event]
+
+    def add(self, tensor: Tensor) -> None:
+        """Copies a tensor.
+
+        Raises:
+            UnsupportedError: the tensor has no values of its own, as in a traced model.
+        """
+        if type(tensor) not in PLAIN or not tensor.is_cpu:
+            check_dense(tensor)
+        shape_and_address(tensor)
+        if on_cuda(tensor):
+            check_runs_now()
+            host, event = begin_copy(tensor)
+            self.tensors.append(host)
+            self.events.append(event)
+        else:
+            self.tensors.append(tensor.detach().clone())
 
 
 class _Roll(NamedTuple):
@@ -248,9 +280,8 @@ class CallLog:
         self.sequences = Sequences(first, self._refuse)
         self._ended = Ended()
         self._lock = threading.Condition()
-        self._waiting: list[
-            _Waiting | _Refused | _Roll
-        ] = []  # guarded by the lock, as is all below
+        # The lock guards this and all below.
+        self._waiting: list[_Waiting | _Refused | _Roll] = []
         self._bytes = 0  # of the tensors of the waiting calls, and of those that are being written
         self._taken = self._durable = 0  # numbers of calls
         self.lost = 0
@@ -258,6 +289,7 @@ class CallLog:
         self._counted = _Counted()  # the thread's own
         self._syncs = self._ends = False  # what the thread is asked for
         self._over = False
+        self._beside_graphs = False  # whether the thread may wait while a CUDA graph is recorded
         self._thread = threading.Thread(target=self._run, name="strap-calls", daemon=True)
         self._thread.start()
 
@@ -383,12 +415,12 @@ class CallLog:
         cached: int | None,
         packing: Packing | None = None,
     ) -> None:
-        tensors: list[Tensor] = []
+        copies = _Copies([], [])
         # The cache of an encoder-decoder model is the decoder's.
         own = cached if given.decoder is None else 0
         try:
-            text = self._keep(given.text, own, tensors)
-            decoder = self._keep(given.decoder, cached, tensors)
+            text = self._keep(given.text, own, copies)
+            decoder = self._keep(given.decoder, cached, copies)
         except Exception:
             with self._lock:
                 self._lose(1)
@@ -404,7 +436,7 @@ class CallLog:
         form = _Form(
             model, entry, rows, lengths, padding, current_request(), labels, text, decoder, others
         )
-        size = 200 + 20 * rows + sum(tensor.nbytes for tensor in tensors)
+        size = 200 + 20 * rows + sum(tensor.nbytes for tensor in copies.tensors)
         with self._lock:
             while self._bytes > _MOST_BYTES and not self._over:
                 self._lock.wait()
@@ -413,20 +445,20 @@ class CallLog:
                 return
             if not self._waiting:
                 self._lock.notify_all()
-            self._waiting.append(_Waiting(form, step, sequences, cached, starts, tensors))
+            self._waiting.append(_Waiting(form, step, sequences, cached, starts, *copies))
             self._taken += 1
             self._bytes += size
             if self._bytes > _MANY_BYTES:
                 self._lock.notify_all()
 
-    def _keep(self, text: Text | None, cached: int | None, tensors: list[Tensor]) -> _Side | None:
+    def _keep(self, text: Text | None, cached: int | None, copies: _Copies) -> _Side | None:
         """Copies the tensors of a text, because the caller may change them after the call."""
         if text is None:
             return None
         tokens = text.tokens if self._token_ids != "none" else None
         columns = None
         if tokens is not None:
-            tensors.append(_copy(tokens))
+            copies.add(tokens)
         seen = unread = False
         if isinstance(text.mask, Mask):
             mask, seen = text.mask
@@ -434,21 +466,20 @@ class CallLog:
                 end = mask.shape[1]
                 if cached is not None and cached + text.length <= end:
                     end = cached + text.length  # a static cache's may have one for each place
-                whole = (
-                    cached is None or cached + text.length <= end
-                )  # not of a window of the cache
+                # Otherwise the mask is of a window of the cache.
+                whole = cached is None or cached + text.length <= end
                 begin = 0 if whole and text.positions is None else end - text.length
                 mask = mask[:, begin:end]
             columns = mask.shape[-1]
-            tensors.append(_copy(mask))
+            copies.add(mask)
         elif text.mask is not None:
             unread = True
         if text.positions is not None:
-            tensors.append(_copy(text.positions))
+            copies.add(text.positions)
         if text.types is not None:
-            tensors.append(_copy(text.types))
+            copies.add(text.types)
         if ended := text.ended is not None:
-            tensors.append(_copy(text.ended))
+            copies.add(text.ended)
         given, types = text.positions is not None, text.types is not None
         return _Side(text.length, columns, seen, unread, given, tokens is not None, types, ended)
 
@@ -599,12 +630,17 @@ class CallLog:
 
     def _write(self, calls: list[_Waiting | _Refused]) -> None:
         """Writes calls. If that fails, they are lost, and the next ones are tried again."""
+        waiting = [one for one in calls if isinstance(one, _Waiting)]
         try:
             if self._file is None:
                 self._path = self._place()
                 self._file = CallsFile(self._path, self._capture_id, self._encoders, self._layouts)
+            for event in (event for call in waiting for event in call.events):
+                if not self._beside_graphs:
+                    wait_beside_graphs()
+                    self._beside_graphs = True
+                event.synchronize()
             rows = _Rows(self._hashes if self._token_ids == "hashed" else None, self._counted)
-            waiting = [one for one in calls if isinstance(one, _Waiting)]
             for _, alike in itertools.groupby(waiting, _alike):
                 rows.add(list(alike))
             for one in calls:
@@ -617,7 +653,7 @@ class CallLog:
                     self._write([one])
                 return
             with self._lock:
-                self._lose(sum(isinstance(one, _Waiting) for one in calls))
+                self._lose(len(waiting))
             self._failed(error)
 
 
@@ -814,20 +850,6 @@ def _misfit_of_labels(labels: Labels, rows: int) -> InvalidArgumentError:
     )
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy that another thread can read.
-
-    Raises:
-        UnsupportedError: the tensor has no values of its own, as in a traced model.
-    """
-    if type(tensor) not in PLAIN or not tensor.is_cpu:
-        check_dense(tensor)
-        if tensor.is_cuda:
-            check_runs_now()
-    shape_and_address(tensor)
-    return tensor.detach().clone()
-
-
 def _alike(call: _Waiting) -> tuple[_Form, list[torch.device]]:
     """What calls must have in common to be stacked."""
     return call.form, [tensor.device for tensor in call.tensors]
@@ -898,7 +920,7 @@ class _Counted:
                     yield _Refused(
                         before.step, before.form.model, before.form.entry, (its_row,), kept
                     )
-            self._packed[number] = call._replace(tensors=[]), row, first
+            self._packed[number] = call._replace(tensors=[], events=[]), row, first
         _forget_oldest(self._packed)
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._json import load_json
+from ..memory.cuda_manager import on_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +79,16 @@ def sample_tensor(tensor: torch.Tensor, rate: float, seed: int = 0) -> torch.Ten
     Raises:
         ValueError: rate or seed is out of its range.
     """
+    import torch
+
     index = _cache.index(_checked(tensor.numel(), rate, seed), tensor.device)
-    return tensor.detach().reshape(-1).index_select(0, index)
+    if on_cuda(tensor):
+        # The cache may drop the positions while this stream still reads them.
+        index.record_stream(torch.cuda.current_stream(tensor.device))
+    flat = tensor.detach().reshape(-1)
+    if flat.is_floating_point() and flat.itemsize == 1:  # not all devices select float8
+        return flat.view(torch.uint8).index_select(0, index).view(flat.dtype)
+    return flat.index_select(0, index)
 
 
 def parameters_json(source_shape: Sequence[int], rate: float, seed: int = 0) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._native import ForwardHooks, Session
@@ -27,6 +28,7 @@ from .tensors import (
     PlainEnqueuer,
     check_dense,
     check_runs_now,
+    check_storable,
     described,
     enqueue_converted,
     enqueue_tensor,
@@ -143,6 +145,8 @@ class TensorSink:
         if transferred:
             check_runs_now()
         check_dense(tensor)
+        if transferred:  # refused now, because later the hook of another tensor would get the error
+            check_storable(tensor)
         if self.keeps_parts and transform is None:
             try:
                 tensor, transform, parameters = self._part(tensor)
@@ -170,11 +174,18 @@ class TensorSink:
 
         if not transferred:
             enqueue(tensor)
-        elif transform is None and worth_narrowing(tensor) and not self._keep_float32:
-            bounded = functools.partial(holds, bound=self._bound)
-            self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
-        else:
-            self._transfers().async_gpu_to_host(tensor, enqueue)
+            return
+        transfers = self._transfers()
+        try:
+            if transform is None and worth_narrowing(tensor) and not self._keep_float32:
+                bounded = functools.partial(holds, bound=self._bound)
+                transfers.async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
+            else:
+                transfers.async_gpu_to_host(tensor, enqueue)
+        except torch.cuda.OutOfMemoryError as error:
+            raise UnsupportedError(
+                f"{described(tensor)}: the device has no memory left to copy it to the host"
+            ) from error
 
     def _part(self, tensor: Tensor) -> tuple[Tensor, bytes | None, bytes | None]:
         """The part of a tensor to keep, the transform that made it, and its parameters."""

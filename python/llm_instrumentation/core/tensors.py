@@ -16,6 +16,7 @@ __all__ = [
     "PlainEnqueuer",
     "check_dense",
     "check_runs_now",
+    "check_storable",
     "described",
     "enqueue_converted",
     "enqueue_tensor",
@@ -81,6 +82,24 @@ def check_runs_now() -> None:
         )
 
 
+def check_storable(tensor: Tensor) -> None:
+    """Refuses tensors of a type that libstrap does not store, and those without memory.
+
+    Raises:
+        UnsupportedError: it is refused; the message says why.
+    """
+    _code_of(tensor)
+    shape_and_address(tensor)
+
+
+def _code_of(tensor: Tensor) -> int:
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        check_dense(tensor)  # raises a more precise error for the kinds that it knows
+        raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
+    return code
+
+
 def host_tensor(tensor: Tensor) -> Tensor:
     """``tensor`` as plain elements in host memory; no copy if it is that already.
 
@@ -117,10 +136,7 @@ def enqueue_tensor(
         UnsupportedError: this kind of tensor cannot be captured; the message says why.
         StrapError: the capture has failed.
     """
-    code = _CODES.get(tensor.dtype)
-    if code is None:
-        check_dense(tensor)  # raises a more precise error for the kinds that it knows
-        raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
+    code = _code_of(tensor)
     # A tensor without elements in plain memory has no address either; it is refused below.
     if not (type(tensor) in PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
         tensor = host_tensor(tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +16,10 @@ from ..errors import InvalidStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CUDAMemoryManager", "TransferError"]
+__all__ = ["CUDAMemoryManager", "TransferError", "begin_copy", "on_cuda", "wait_beside_graphs"]
 
 _ALIGNMENT = 512  # bytes: a multiple of every element size and of a cache line
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class TransferError(RuntimeError):
@@ -26,6 +29,36 @@ class TransferError(RuntimeError):
 def on_cuda(tensor: torch.Tensor) -> bool:
     """Whether a tensor is on a CUDA device."""
     return tensor.device.type == "cuda"
+
+
+def begin_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """Begins to copy a small tensor from its device, on the current stream, and returns.
+
+    It takes pinned memory from PyTorch's cache. For large tensors use a :class:`CUDAMemoryManager`,
+    whose copies run beside the model.
+
+    Returns:
+        The host tensor, contiguous, and the event after which it has the values.
+    """
+    import torch
+
+    # The device is named, because the user may have set another default device.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    host.copy_(tensor.detach(), non_blocking=True)
+    return host, _event_of_current_stream(tensor.device)
+
+
+def wait_beside_graphs() -> None:
+    """Lets this thread wait for devices while another thread records a CUDA graph.
+
+    By default the wait fails then, and it ends the recording too: ``torch.cuda.graph`` records in
+    the mode "global", in which calls of other threads count. PyTorch has no function for it, so
+    this calls the driver's ``cuThreadExchangeStreamCaptureMode``. On devices of other makers, which
+    have no such library, nothing is done.
+    """
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
 
 
 class CUDAMemoryManager:
@@ -45,7 +78,8 @@ class CUDAMemoryManager:
     def __init__(self, pinned_buffer_size: int = 512 * 1024 * 1024, num_streams: int = 2) -> None:
         """
         Args:
-            pinned_buffer_size: bytes of pinned host memory, shared by all streams.
+            pinned_buffer_size: bytes of pinned host memory, shared by all streams. PyTorch rounds
+                them up to a power of two.
             num_streams: number of CUDA streams per device; the transfers take turns on them.
 
         Raises:
@@ -57,7 +91,7 @@ class CUDAMemoryManager:
             raise ValueError(f"num_streams must be positive, not {num_streams!r}")
         self.pinned_buffer_size = pinned_buffer_size
         self.num_streams = num_streams
-        self._handover = Handover(RingSpace(pinned_buffer_size))
+        self._handover = Handover(RingSpace(pinned_buffer_size), wait_beside_graphs)
         self._pinned: torch.Tensor | None = None
         self._streams: dict[int, deque[torch.cuda.Stream]] = {}
         self._lock = threading.Lock()  # so that transfers are submitted in the order they begin
@@ -72,8 +106,9 @@ class CUDAMemoryManager:
         The tensor is first copied on the device. So the callback receives the values that it has at
         this point of the current CUDA stream, even if the model changes it in place afterwards.
 
-        If the tensor is larger than the pinned memory, or the device has no memory for the copy,
-        the call waits and copies it to ordinary host memory. Its callback still runs in order.
+        A tensor that is larger than the pinned memory goes through it in pieces, on the thread of
+        the callbacks, to ordinary host memory. If the device has no memory for the copy on it, the
+        call waits and copies to ordinary host memory. The callbacks still run in order.
 
         If the tensor is not on a CUDA device, the call runs `callback(tensor.cpu())` at once, on
         this thread.
@@ -85,12 +120,14 @@ class CUDAMemoryManager:
                 keep it. With None nothing is copied.
 
         Returns:
-            The event at the end of the transfer. Without a callback, an event after the work on
-            the current stream so far. None if the tensor is not on a CUDA device.
+            The event at the end of the transfer; of one in pieces, after the copy on the device.
+            Without a callback, an event after the work on the current stream so far. None if the
+            tensor is not on a CUDA device.
 
         Raises:
             TransferError: an earlier transfer or callback failed. Each failure is raised once.
             InvalidStateError: the manager is closed.
+            torch.cuda.OutOfMemoryError: the device has no memory to make the tensor contiguous.
         """
         self._handover.check()
         tensor = tensor.detach()
@@ -109,9 +146,9 @@ class CUDAMemoryManager:
         # inference mode cannot be written to outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._handover.check()
-            if tensor.nbytes > self.pinned_buffer_size:
-                return self._copy_at_once(tensor, callback)
             try:
+                if tensor.nbytes > self.pinned_buffer_size:
+                    return self._copy_in_pieces(tensor, callback)
                 return self._copy_beside(tensor, callback)
             except torch.cuda.OutOfMemoryError:
                 return self._copy_at_once(tensor, callback)
@@ -145,8 +182,7 @@ class CUDAMemoryManager:
             the whole tensor is copied after `holds`, no event marks the end of that copy.
 
         Raises:
-            TransferError: an earlier transfer or callback failed. Each failure is raised once.
-            InvalidStateError: the manager is closed.
+            TransferError, InvalidStateError, torch.cuda.OutOfMemoryError: see `async_gpu_to_host`.
         """
         self._handover.check()
         tensor = tensor.detach()
@@ -167,9 +203,9 @@ class CUDAMemoryManager:
 
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._handover.check()
-            if _ALIGNMENT + tensor.nbytes > self.pinned_buffer_size:
-                return self._copy_at_once(tensor, whole)
             try:
+                if _ALIGNMENT + tensor.nbytes > self.pinned_buffer_size:
+                    return self._copy_in_pieces(tensor, whole)
                 return self._narrow_beside(tensor, narrow, holds, callback)
             except torch.cuda.OutOfMemoryError:
                 return self._copy_at_once(tensor, whole)
@@ -195,6 +231,38 @@ class CUDAMemoryManager:
             return self._begin_copy(offset, snapshot), callback
 
         return self._beside(tensor, tensor.nbytes, begin)
+
+    def _copy_in_pieces(
+        self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
+    ) -> torch.cuda.Event:
+        """Lets the thread of the callbacks copy a tensor through the two halves of the ring."""
+        import torch
+
+        size = self._handover.ring_size
+        half = max(_ALIGNMENT, size // 2 // _ALIGNMENT * _ALIGNMENT)
+        places = (0, half) if 2 * half <= size else (0,)
+
+        def begin(
+            snapshot: torch.Tensor, offset: int, stream: torch.cuda.Stream
+        ) -> tuple[None, Callable[[Any], object]]:
+            def deliver(_: None) -> None:
+                host = torch.empty(snapshot.shape, dtype=snapshot.dtype, device="cpu")
+                source, target = (one.view(-1).view(torch.uint8) for one in (snapshot, host))
+                unfinished: deque[tuple[torch.Tensor, torch.Tensor, torch.cuda.Event]] = deque()
+                for number, at in enumerate(range(0, len(source), half)):
+                    if len(unfinished) == len(places):
+                        _finish(*unfinished.popleft())
+                    with torch.cuda.stream(stream):
+                        place = places[number % len(places)]
+                        piece = self._begin_copy(place, source[at : at + half])
+                        unfinished.append((target[at : at + half], piece, _event_on(stream)))
+                while unfinished:
+                    _finish(*unfinished.popleft())
+                callback(host)
+
+            return None, deliver
+
+        return self._beside(tensor, size, begin)
 
     def _narrow_beside(
         self,
@@ -273,7 +341,8 @@ class CUDAMemoryManager:
 
         if self._pinned is None:
             size = self._handover.ring_size
-            self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            # The device is named, because the user may have set another default device.
+            self._pinned = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         return self._pinned[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
     def _next_stream(self, device: torch.device) -> torch.cuda.Stream:
@@ -389,10 +458,16 @@ class Transfer:
 
 
 class Handover:
-    """Runs a thread that waits for transfers in order, calls their callbacks, frees their space."""
+    """Runs a thread that waits for transfers in order, calls their callbacks, frees their space.
 
-    def __init__(self, ring: RingSpace) -> None:
+    Args:
+        ring: the memory of the transfers.
+        at_first: called on the thread before its first wait; None: nothing.
+    """
+
+    def __init__(self, ring: RingSpace, at_first: Callable[[], None] | None = None) -> None:
         self._ring = ring
+        self._at_first = at_first
         self._queue: deque[Transfer] = deque()
         self._begun = 0
         self._finished = 0
@@ -489,6 +564,9 @@ class Handover:
                 transfer = self._queue.popleft()
             failure: BaseException | None = None
             try:
+                if self._at_first is not None:
+                    self._at_first()
+                    self._at_first = None
                 transfer.done.synchronize()
                 transfer.callback(transfer.host)
             except BaseException as error:  # keep the thread alive for the transfers after this one
@@ -506,6 +584,12 @@ class Handover:
 
 def _ignore(host: Any) -> None:
     return None
+
+
+def _finish(target: torch.Tensor, piece: torch.Tensor, event: torch.cuda.Event) -> None:
+    """Moves a piece from pinned memory to its place."""
+    event.synchronize()
+    target.copy_(piece)
 
 
 def _event_of_current_stream(device: torch.device) -> torch.cuda.Event:

@@ -54,13 +54,9 @@ def _whole(*tensors: Any) -> list[Move]:
     return [Move(one) for one in tensors if isinstance(one, torch.Tensor)]
 
 
-def _bytes_along(tensor: torch.Tensor, dim: int) -> int:
-    return tensor.nbytes // max(1, tensor.shape[dim]) if tensor.dim() else tensor.nbytes
-
-
 def _along(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> Pieces:
     """The pieces of ``tensor`` at the positions ``index`` along one dimension."""
-    return rows_of(tensor, dim, integers_of(index, _bytes_along(tensor, dim)))
+    return rows_of(tensor, dim, integers_of(index))
 
 
 def _at(tensor: torch.Tensor, indices: Sequence[Any]) -> Pieces:
@@ -129,9 +125,9 @@ def _embedding(args: Any) -> Choice:
 def _embedding_bag(args: Any) -> Choice:
     weight, index, offsets = args[:3]
     scales, padding = args[6:7], args[8] if len(args) > 8 else -1
-    rows = integers_of(index, _bytes_along(weight, 0))
+    rows = integers_of(index)
     if len(args) > 7 and args[7]:  # include_last_offset: the last offset is the end
-        rows = rows[: integers_of(offsets, _bytes_along(weight, 0))[-1]]
+        rows = rows[: integers_of(offsets)[-1]]
     pieces = rows_of(weight, 0, [row for row in rows if row != padding])
     return Choice([Move(weight, pieces), *_whole(index, offsets, *scales)])
 
@@ -221,7 +217,7 @@ def _grouped_mm(args: Any, *, offsets: int) -> Choice:
     others = _whole(*args[2:])
     if len(args) <= offsets or args[offsets] is None:
         return Choice([Move(a), Move(b), *others])
-    ends = integers_of(args[offsets], max(_bytes_along(a, 0), _bytes_along(b, 0)))
+    ends = integers_of(args[offsets])
     used = [group for group, (start, end) in enumerate(pairwise([0, *ends])) if end > start]
     end = ends[-1] if ends else 0
     if b.dim() == 3:

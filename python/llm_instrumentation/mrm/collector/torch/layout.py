@@ -40,10 +40,6 @@ _MANY_LAYOUTS, _FEW = 1 << 12, 64
 # Up to this many positions Python is faster than numpy.
 _FEW_POSITIONS = 1 << 10
 
-# For pieces of this size (bytes), as an expert of a layer, waiting for the positions on a device
-# costs less than reading the pieces.
-_WORTH_A_WAIT = 1 << 16
-
 _NUMPY = {
     torch.bool: np.bool_,
     torch.int16: np.int16,
@@ -209,24 +205,13 @@ def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> P
     return tuple(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
 
 
-def integers_of(tensor: torch.Tensor, piece_bytes: int) -> Sequence[int]:
+def integers_of(tensor: torch.Tensor) -> Sequence[int]:
     """The elements of a tensor of integers, flattened in row-major order.
 
-    Unlike :func:`values_of` this also copies from a device, if the pieces are large.
-
-    Args:
-        tensor: integers, of any shape.
-        piece_bytes: the bytes that one element chooses. From 64 KiB on, this waits for a device.
-
     Raises:
-        UntoldError: the tensor has no integers, is meta, or is on a device and the pieces are
-            small or a CUDA graph is being captured.
+        UntoldError: see :func:`values_of`; here the number of elements does not matter.
     """
-    if not tensor.is_cpu:
-        if tensor.is_meta or piece_bytes < _WORTH_A_WAIT or _is_captured(tensor):
-            raise UntoldError
-        with torch._C._DisableTorchDispatch():
-            tensor = tensor.cpu()
+    tensor = _on_host(tensor)
     kind, count = _CTYPES.get(tensor.dtype), tensor.numel()
     plain = tensor.layout is torch.strided and tensor.is_contiguous()
     if kind is None or not plain or count > _FEW_POSITIONS:
@@ -235,17 +220,27 @@ def integers_of(tensor: torch.Tensor, piece_bytes: int) -> Sequence[int]:
 
 
 def values_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The elements of a tensor in host memory: integers as int64, or booleans; in its shape.
+    """The elements of a tensor: integers as int64, or booleans; in its shape.
 
-    They are read from memory, not by an operator, which another dispatch mode would see.
+    They are read from memory, not by an operator, which another dispatch mode would see. If they
+    are on a device, this waits for them.
 
     Raises:
-        UntoldError: the tensor is on a device, has more than :data:`MOST` elements, or has another
-            type or layout.
+        UntoldError: the tensor has more than :data:`MOST` elements, another type or layout, or no
+            memory, or a CUDA graph is being recorded.
     """
-    if not tensor.is_cpu or tensor.numel() > MOST:
+    if tensor.numel() > MOST:
         raise UntoldError
-    return _view(tensor)
+    return _view(_on_host(tensor))
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cpu:
+        return tensor
+    if tensor.is_meta or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+        raise UntoldError
+    with torch._C._DisableTorchDispatch():
+        return tensor.cpu()
 
 
 def _view(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -262,8 +257,3 @@ def _view(tensor: torch.Tensor) -> npt.NDArray[Any]:
     memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
     values: npt.NDArray[Any] = np.ndarray(tuple(tensor.shape), kind, memory, 0, steps)
     return values.astype(np.int64) if kind is not np.bool_ else values.copy()
-
-
-def _is_captured(tensor: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured; a wait would be an error then."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -19,10 +19,9 @@ touches that memory, the kernel's scratch memory, or caches of the processor.
   a static cache) has a row for each contiguous piece, up to ``max_runs`` of them. With more pieces
   it has one row from the first byte to the last, gaps included. Each element counts once for each
   argument of a call. For operators that choose elements (embeddings, experts of ``grouped_mm``,
-  ``index_copy_`` into a static cache) only the chosen elements count (:mod:`.choices`). On a
-  device, only choices along one dimension are looked up, and only if each position chooses 64 KiB
-  or more, as an expert does: the tracer then waits until the positions are on the host. Otherwise
-  the whole tensor counts, and nothing waits.
+  ``index_copy_`` into a static cache) only the chosen elements count (:mod:`.choices`). If the
+  positions are on a device, the tracer waits until they are on the host. While a CUDA graph is
+  recorded it cannot wait, and the whole tensor counts.
 - ``region_type``: parameters and buffers are weight. Tensors that a cache holds before or after a
   forward call are kv_cache. Other storages are activation, or runtime if they were first seen while
   the weights were loaded (files mapped into memory, temporaries).
