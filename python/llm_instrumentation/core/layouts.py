@@ -31,7 +31,8 @@ _EXPERTS = re.compile(r"expert", re.IGNORECASE)
 _ROUTER = re.compile(r"(^|_)(router|gate|gating)$")
 # Parts of models for something else than text that have no configuration of their own.
 _FOREIGN = re.compile(
-    r"(^|_)(vision|visual|image|video|audio|speech|qformer|perceiver|resampler|multi_modal|mm)"
+    r"(^|_)(vision|visual|image|video|audio|speech|qformer|perceiver|resampler|multi_modal|mm"
+    r"|modality|connector)"
     r"(_|$|model|tower|encoder|embed|projection|projector|connector|expert)"
 )
 _CROSS_ATTENTION = re.compile(
@@ -44,6 +45,16 @@ _KEYS = re.compile(
     r"^(c_attn|w?[kv]|w?kv|key|value|key_value)(_?(proj|lin|linear|norm|head|layer)\w*)?$"
 )
 _PAIRS = re.compile(r"relative_attention_bias|relative_position_bias|rel_pos_bias|rel_bias")
+# Parts of classes of transformers, and keys of their outputs, that are of images though no name or
+# configuration of theirs says so.
+_FOREIGN_PARTS = (
+    (re.compile(r"BlipFor"), ("['last_hidden_state']",)),
+    (
+        re.compile(r"Owl(ViT|v2)For"),
+        ("layer_norm", "class_head", "box_head", "objectness_head", "sigmoid"),
+    ),
+    (re.compile(r"XCLIPModel"), ("mit", "prompts_generator", "prompts_visual_layernorm")),
+)
 # Keys of the mappings among outputs.
 _KEY = re.compile(r"\['([^']+)'\]")
 _NO_TOKENS = frozenset({"mems", "pooler_output"})  # a cache, and a vector for each text
@@ -104,6 +115,8 @@ class Layouts:
                 return "foreign"
         if path.startswith("['encoder_"):
             return "encoder"
+        if (found := self._modules.get(module + path)) is not None:
+            return found
         return next((self._modules[one] for one in _outwards(module) if one in self._modules), None)
 
     def sequence_first(self, module: str) -> bool:
@@ -171,6 +184,10 @@ def _of_module(name: str, module: nn.Module, other: Layout) -> Iterator[tuple[st
                 yield prefix + child, "unordered"
     if name and _is_foreign(last, module):
         yield name, "foreign"
+    for of, parts in _FOREIGN_PARTS:
+        if of.match(kind):
+            for part in parts:
+                yield (name if part.startswith("[") else prefix) + part, "foreign"
     merged = _MERGED_ATTENTION.search(kind) is not None
     if merged or _CROSS_ATTENTION.search(last) or _CROSS_ATTENTION.search(kind):
         for child, of in _within(prefix, module):
