@@ -176,7 +176,7 @@ class _Refused(NamedTuple):
     kept: int
 
 
-class Running(NamedTuple):
+class Begun(NamedTuple):
     """A call that has begun, for :meth:`CallLog.end`."""
 
     sequences: tuple[int, ...] | None
@@ -306,7 +306,7 @@ class CallLog:
         step: int | None,
         late: bool = False,
         main: bool = True,
-    ) -> Running:
+    ) -> Begun:
         """Records a call that begins.
 
         Args:
@@ -354,9 +354,9 @@ class CallLog:
             sequences = self.sequences.begin(caches, given.rows, held=cached, encoded=encoded)
         begins, ends = (0, 0) if cached is None or text is None else (cached, cached + text.length)
         call = None if step is None else (step, model, entry, given.rows)
-        running = Running(sequences, caches, begins, ends, call)
+        begun = Begun(sequences, caches, begins, ends, call)
         if step is None or os.getpid() != self._pid:
-            return running
+            return begun
         labels = current_labels()
         if labels is not None and (batch := sorted_batch(given.rows)) is not None:
             labels = labels.of_batch(batch)
@@ -366,11 +366,11 @@ class CallLog:
             raise misfit
         if labels is not None and not fit and (main or text is not None):
             raise _misfit_of_labels(labels, given.rows)
-        return running
+        return begun
 
     def _begin_packed(
         self, given: Given, text: Text, packing: Packing, model: str, entry: str, step: int | None
-    ) -> Running:
+    ) -> Begun:
         texts = len(packing.lengths)
         sequences = self.sequences.of_texts(packing.texts, texts)
         if step is not None and os.getpid() == self._pid:
@@ -381,7 +381,7 @@ class CallLog:
             self._add(given, labels if fit else None, model, entry, step, sequences, None, packing)
             if labels is not None and not fit:
                 raise _misfit_of_labels(labels, texts)
-        return Running(None, [], 0, 0, None)
+        return Begun(None, [], 0, 0, None)
 
     def _refuse(self, call: tuple[int, str, str, int], kept: int) -> None:
         with self._lock:
@@ -393,15 +393,15 @@ class CallLog:
             self._waiting.append(_Refused(step, model, entry, range(rows), kept))
             self._taken += 1
 
-    def end(self, running: Running, output: Any) -> None:
+    def end(self, begun: Begun, output: Any) -> None:
         """Remembers the sequences of a call that has ended. `output` is None if it raised."""
-        caches = running.caches[:1]
+        caches = begun.caches[:1]
         if not caches or isinstance(caches[0], (tuple, list)):  # the model returns another one
             caches = caches + caches_of_output(output)[:1]
         encoded = None if caches else _first_tensor(output)
         self.sequences.end(
-            running.sequences, caches,
-            begin=running.begin, held=running.held, call=running.call, encoded=encoded,
+            begun.sequences, caches,
+            begin=begun.begin, held=begun.held, call=begun.call, encoded=encoded,
         )  # fmt: skip
 
     def _add(

@@ -60,19 +60,19 @@ class Ended:
             # Without such a criterion a generation goes on with all rows.
             pads = frame.f_locals.get("has_eos_stopping_criteria", True)
             if pads and isinstance(unfinished, Tensor) and unfinished.shape == (rows,):
-                before: _Call | None = getattr(self._local, "last", None)
+                before: _Generation | None = getattr(self._local, "last", None)
                 ended = None
                 if before is not None and before.running.is_in(frame):
                     # The last token was chosen for rows that were unfinished in the call before.
                     ended = 1 - before.unfinished
                     ended = ended if before.ended is None else ended + before.ended
-                self._local.last = _Call(Running(frame), unfinished, ended)
+                self._local.last = _Generation(Running(frame), unfinished, ended)
                 return ended
         self._local.last = None
         return None
 
 
-class _Call(NamedTuple):
+class _Generation(NamedTuple):
     running: Running  # the generation
     unfinished: Tensor
     ended: Tensor | None

@@ -35,7 +35,7 @@ from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .crops import follow_crops
 from .eager import run_eagerly
 from .gradients import Gradients
-from .layouts import layouts_of
+from .model_layouts import layouts_of
 from .module_hooks import ModuleHooks
 from .monitor import Monitor
 from .own_hook import OwnHook

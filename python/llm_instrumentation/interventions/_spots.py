@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.calls import encoder_of
-from ..core.layouts import layouts_of
+from ..core.model_layouts import layouts_of
 from ..core.outputs import split_name
 from ..core.selection import has_forward, original_name
 from ..core.sink import INPUT
