@@ -34,7 +34,7 @@ def contribution_ablated(model: nn.Module, inputs: Mapping[str, Any], site: Any)
     """What the model returns without what a block adds to the residual stream.
 
     Args:
-        model: in eval mode, on the CPU.
+        model: in eval mode, on the CPU. It runs with the seed 0.
         inputs: arguments of the model.
         site: the name of the block's module, or a site with it as `layer`. If the model calls the
             module several times, what each of the calls adds is taken away.
@@ -57,7 +57,8 @@ def contribution_ablated(model: nn.Module, inputs: Mapping[str, Any], site: Any)
         if found is None:
             raise NothingAddedError(f"call {call} of {name!r} adds to nothing")
         dropped[found[0]] = found[1]
-    with _Dropped(dropped):
+    with torch.random.fork_rng(devices=[]), _Dropped(dropped):
+        torch.manual_seed(0)
         return model(**inputs)
 
 
@@ -161,7 +162,8 @@ def _calls(model: nn.Module, inputs: Mapping[str, Any], block: nn.Module) -> int
 
     handle = block.register_forward_hook(ran)
     try:
-        model(**inputs)
+        with torch.random.fork_rng(devices=[]):
+            model(**inputs)
     finally:
         handle.remove()
     return count

@@ -21,7 +21,7 @@ from ..core.own_hook import OwnHook
 from ..core.selection import has_forward, original_name
 from ..errors import UnsupportedError
 
-__all__ = ["Additions", "Change", "Together", "lists_of", "scope_of"]
+__all__ = ["Additions", "Change", "Together", "layers_of", "scope_of"]
 
 Change = Callable[["str | None", Tensor], Tensor]
 """Gets the name of the module that returned what is added, None if none did, and what is added."""
@@ -37,7 +37,8 @@ _SAME = frozenset(
         "view", "view_as",
     }
 )  # fmt: skip
-_STREAM = 1  # the mark of what is computed from the residual stream
+# The marks of what is computed from the residual stream, and from anything that the layer is given.
+_STREAM, _GIVEN = 1, 2
 
 
 class _Block(NamedTuple):
@@ -57,9 +58,10 @@ class _Block(NamedTuple):
 class Additions:
     """The additions in one scope: a layer, or all of a model, and what is to happen to summands.
 
-    A block's summand is the first one that is computed from what the block returns, or by it, if
-    the other one is not, and is computed from the residual stream: the first tensor of floats that
-    the scope gets.
+    A block's summand is the first one that is computed by the block, or from what it returns, if
+    the other one is not, and comes from the residual stream. The stream is the first tensor of
+    floats that the scope is given. Behind the block it may be another one of those (Reformer has
+    two streams), but what a block itself adds to another one may be a position.
 
     Args:
         name: of the scope; "": the model.
@@ -113,7 +115,7 @@ class Additions:
         return found
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        watched = _Watched(self.name or type(module).__name__, _stream(args, kwargs or {}))
+        watched = _Watched(self.name or type(module).__name__, args, kwargs or {})
         watched.__enter__()  # type: ignore[no-untyped-call]
         self._running.append(watched)
 
@@ -143,25 +145,30 @@ class Together:
 class _Watched(TorchFunctionMode):
     """Sees all functions of torch in one call of a scope.
 
-    Each tensor has marks: `_STREAM`, and one for each call of a block that it is computed from, or
-    that computed it from something else.
+    Each tensor has marks: `_STREAM`, `_GIVEN`, and one for each call of a block that it is
+    computed from, or that computed it from something else. If the scope is given no tensor of
+    floats, all that it computes may be the stream.
 
     Args:
         name: of the scope.
-        stream: the residual stream that it gets; None: all that it computes may be the stream.
+        args, kwargs: what it is given.
     """
 
-    def __init__(self, name: str, stream: Tensor | None) -> None:
+    def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self._name = name
+        stream = _stream(args, kwargs)
         self._marks: Any = WeakTensorKeyDictionary()
         self._names: Any = WeakTensorKeyDictionary()
         self._all = 0 if stream is not None else _STREAM
+        for tensor in _tensors((args, kwargs)):
+            self._marks[tensor] = _GIVEN
         if stream is not None:
-            self._marks[stream] = _STREAM
+            self._marks[stream] = _STREAM | _GIVEN
+        self._shape = None if stream is None else stream.shape
         self._blocks: dict[int, _Block] = {}
         self._inside: list[int] = []
-        self._next = _STREAM << 1
+        self._next = _GIVEN << 1
 
     def begin(self, name: str, change: Change | None) -> None:
         mark = 0
@@ -230,23 +237,27 @@ class _Watched(TorchFunctionMode):
             of = [bool(one & mark) for one in marks]
             if of[0] == of[1]:
                 continue
-            at = int(of[1])
-            if not marks[1 - at] & _STREAM:
+            at, inside = int(of[1]), mark in self._inside
+            if not marks[1 - at] & (_STREAM if inside else _STREAM | _GIVEN):
+                if marks[1 - at] & _GIVEN and args[0].shape == self._shape:
+                    raise UnsupportedError(self._unclear(block))
                 continue
             if block.inside is None:
                 found = block.change(self._names.get(args[at]), summands[at])
                 if found is not summands[at] and at == 0 and name in ("add_", "__iadd__"):
                     found = summands[0].copy_(found)  # others may have the same tensor
                 summands[at] = found
-                self._blocks[mark] = block._replace(inside=mark in self._inside)
-            elif block.inside and mark not in self._inside:
-                raise UnsupportedError(
-                    f"{block.name!r}: it adds what it computes to its input, and "
-                    f"{self._name!r} adds what it returns to another tensor again, so it is not "
-                    f"known which of them is the residual stream: give Site({block.name!r}) to "
-                    "change what it returns, or the name of another module"
-                )
+                self._blocks[mark] = block._replace(inside=inside)
+            elif block.inside and not inside:
+                raise UnsupportedError(self._unclear(block))
         return tuple(summands)
+
+    def _unclear(self, block: _Block) -> str:
+        return (
+            f"{block.name!r}: what it computes is added to two tensors that {self._name!r} has, "
+            "and it is not known which of them is the residual stream: give "
+            f"Site({block.name!r}) to change what it returns, or the name of another module"
+        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -269,28 +280,17 @@ def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     return None
 
 
-def scope_of(names: Iterable[str], name: str) -> str:
-    """The layer that a module is in: the entry of the outermost list of modules around it.
-
-    Args:
-        names: of all lists of modules.
-        name: of the module.
-
-    Returns:
-        its name; "": the module is in no list, or an entry of it itself.
-    """
-    around = [one for one in names if name.startswith(f"{one}.") or not one]
-    for one in sorted(around, key=len):
-        number, _, rest = name[len(one) + bool(one) :].partition(".")
-        if rest:
-            return f"{one}.{number}" if one else number
-    return ""
+def scope_of(layers: Iterable[str], name: str) -> str:
+    """The outermost layer that a module is in; "": it is in none, or one itself."""
+    return min((one for one in layers if name.startswith(f"{one}.")), key=len, default="")
 
 
-def lists_of(model: nn.Module) -> list[str]:
-    """The names of all lists of modules."""
+def layers_of(model: nn.Module) -> list[str]:
+    """The names of all entries of lists of modules that run."""
     return [
-        original_name(name)
+        original_name(f"{name}.{number}" if name else number)
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, (nn.ModuleList, nn.Sequential))
+        for number, entry in module.named_children()
+        if has_forward(entry)
     ]

@@ -15,7 +15,7 @@ from ..core.outputs import split_name
 from ..core.selection import has_forward, original_name
 from ..core.sink import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
-from ._additions import lists_of, scope_of
+from ._additions import layers_of, scope_of
 from .heads import attention_heads
 from .sites import Side, Site
 
@@ -75,7 +75,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
     encoding = set() if encoder is None else set(encoder.modules())
     layouts = layouts_of(model)
     heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
-    lists = lists_of(model) if any(site.side == "added" for site in sites) else []
+    layers = layers_of(model) if any(site.side == "added" for site in sites) else []
 
     def spot(site: Site) -> Spot:
         layer, side, columns, width = site.layer, site.side, None, None
@@ -107,7 +107,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
                 raise InvalidArgumentError(
                     f'{layer!r} with side="added": give the name of a module, {name!r}'
                 )
-            lying = scope_of(lists, captured)
+            lying = scope_of(layers, captured)
             scope = lying, modules[lying]
         batch_first = False if layouts.sequence_first(lying) else layouts.batch_first or None
         return Spot(

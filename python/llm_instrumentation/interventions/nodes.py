@@ -57,7 +57,7 @@ def sites_of(
         named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
         names = named[kind](model)
         if kind in ("attention", "mlp"):
-            modules = {original_name(raw): module for raw, module in model.named_modules()}
+            modules = _named(model)
             found = [_added(modules, name) for name in names]
         else:
             found = [Site(name) for name in names]
@@ -70,6 +70,10 @@ def sites_of(
         return found
     places = [positions] if isinstance(positions, int) else list(positions)
     return [Site.of(site, positions=place) for site in found for place in places]
+
+
+def _named(model: nn.Module) -> dict[str, nn.Module]:
+    return {original_name(raw): module for raw, module in model.named_modules()}
 
 
 def _modules(model: nn.Module) -> list[str]:
@@ -94,7 +98,10 @@ def _attention(model: nn.Module) -> list[str]:
     for name in found:
         if not any(name.startswith(f"{block}.") for block in blocks):
             blocks.append(name)
-    return blocks
+    # Parts beside the attention have its name too: `bottleneck.attention`, `post_attention`.
+    modules = _named(model)
+    named = [name for name in blocks if "att" in type(modules[name]).__name__.lower()]
+    return named or blocks
 
 
 def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
@@ -110,19 +117,22 @@ def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """The entries of the outermost lists of modules that hold attention."""
-    attention = _attention(model)
-    lists = [
-        original_name(name)
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential))
-    ]
+    """The entries of the outermost lists of modules that hold attention.
+
+    In a hybrid model some layers of the list have another mixer in its place.
+    """
+    entries: dict[str, list[str]] = {}
+    for name, module in _named(model).items():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            prefix = f"{name}." if name else ""
+            # A list in a list does not run.
+            running = [prefix + n for n, entry in module.named_children() if has_forward(entry)]
+            for one in running:
+                entries[one] = running if isinstance(module, nn.ModuleList) else [one]
     found: dict[str, None] = {}
-    for name in attention:
-        around = next((one for one in lists if name.startswith(f"{one}.")), None)
-        if around is not None:
-            number = name[len(around) + 1 :].partition(".")[0]
-            found[f"{around}.{number}"] = None
+    for name in _attention(model):
+        around = next((one for one in entries if f"{name}.".startswith(f"{one}.")), None)
+        found.update(dict.fromkeys(entries.get(around or "", ())))
     return list(found)
 
 
@@ -152,7 +162,7 @@ def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     at position 7. Other sites have the captured name of their tensor. So have heads and blocks in
     models where two attention modules have the same number, as in an encoder and a decoder.
     """
-    modules = {original_name(raw): module for raw, module in model.named_modules()}
+    modules = _named(model)
     attention = _numbers(_attention(model))
     mlps = _numbers([_added(modules, name).layer for name in _mlps(model)])
     return tuple(_name(site, attention, mlps) for site in sites)
