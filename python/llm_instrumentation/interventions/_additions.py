@@ -124,7 +124,7 @@ class Additions:
             return
         watched = self._running.pop()
         watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if output is not None:  # None: it has raised
+        if output is not None or watched.error:  # None: it has raised
             watched.check()
 
     def _returned(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -152,10 +152,15 @@ class _Watched(TorchFunctionMode):
     Args:
         name: of the scope.
         args, kwargs: what it is given.
+
+    Attributes:
+        error: why an addition was not changed. Operators take a TypeError for their own, so it is
+            raised behind the scope.
     """
 
     def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
+        self.error: TypeError | None = None
         self._name = name
         stream = _stream(args, kwargs)
         self._marks: Any = WeakTensorKeyDictionary()
@@ -190,7 +195,10 @@ class _Watched(TorchFunctionMode):
         """
         Raises:
             UnsupportedError: a block has added nothing, as far as can be seen.
+            TypeError: a change raised it.
         """
+        if self.error is not None:
+            raise self.error
         for block in self._blocks.values():
             if block.inside is None:
                 raise UnsupportedError(
@@ -209,8 +217,11 @@ class _Watched(TorchFunctionMode):
         marks = 0
         for _, mark in given:
             marks |= mark
-        if name in _SUMS and self._blocks:
-            args = self._changed(name, args, kwargs)
+        if name in _SUMS and self._blocks and self.error is None:
+            try:
+                args = self._changed(name, args, kwargs)
+            except TypeError as error:
+                self.error = error
         result = func(*args, **kwargs)
         if name not in _SAME:
             marks |= self._all
