@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -77,15 +78,17 @@ class Additions:
         """Registers the hooks of the scope. Those of its blocks must come later."""
         undo = ExitStack()
         handles = [
-            self._module.register_forward_pre_hook(
-                OwnHook(self._begin), prepend=True, with_kwargs=True
+            nn.Module.register_forward_pre_hook(
+                self._module, OwnHook(self._begin), prepend=True, with_kwargs=True
             ),
-            self._module.register_forward_hook(OwnHook(self._end), always_call=True),
+            nn.Module.register_forward_hook(self._module, OwnHook(self._end), always_call=True),
         ]
         handles += [
-            module.register_forward_hook(OwnHook(self._returned, original_name(name)))
+            nn.Module.register_forward_hook(module, OwnHook(self._returned, original_name(name)))
             for name, module in self._module.named_modules(prefix=self.name)
-            if module is not self._module and has_forward(module)
+            if module is not self._module
+            and has_forward(module)
+            and not isinstance(module, torch.jit.ScriptModule)  # it runs no hooks
         ]
         for handle in handles:
             undo.callback(handle.remove)

@@ -80,7 +80,8 @@ def intervene(
             an edit does not fit the tensor.
         UnsupportedError: (a TypeError) dropout is active; the model is replicated, TorchScript, or
             compiled by a torch that cannot run it eagerly; while the model runs: the module is
-            recomputed by gradient checkpointing, or the tensor is not dense.
+            recomputed by gradient checkpointing, the tensor is not dense, or it cannot be told
+            what a site with `side="added"` adds to the residual stream.
         UnusedEditError: at the end: an edit was not applied.
         ValueError: `unused` or `scope` is unknown.
     """
