@@ -113,12 +113,12 @@ class Additions:
             self._running[-1].end(output)
 
     @property
-    def _running(self) -> list[_Watched]:
-        found: list[_Watched] = self._local.__dict__.setdefault("running", [])
+    def _running(self) -> list[_ScopeCall]:
+        found: list[_ScopeCall] = self._local.__dict__.setdefault("running", [])
         return found
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        watched = _Watched(self.name or type(module).__name__, args, kwargs or {})
+        watched = _ScopeCall(self.name or type(module).__name__, args, kwargs or {})
         watched.__enter__()  # type: ignore[no-untyped-call]
         self._running.append(watched)
 
@@ -145,7 +145,7 @@ class Together:
         self._undo.close()
 
 
-class _Watched(TorchFunctionMode):
+class _ScopeCall(TorchFunctionMode):
     """Sees all functions of torch in one call of a scope.
 
     Each tensor has marks: `_STREAM`, `_GIVEN`, and one for each call of a block that it is
