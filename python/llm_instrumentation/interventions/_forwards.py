@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ..core.arguments import Given, given_to, is_main_part
 from ..core.caches import cached_tokens_of_call
@@ -22,10 +21,16 @@ from ..errors import UnsupportedError
 __all__ = ["Forwards"]
 
 
+class Handle(Protocol):
+    """A registered hook."""
+
+    def remove(self) -> None: ...
+
+
 class Attachable(Protocol):
     """Registers a hook."""
 
-    def attach(self) -> RemovableHandle: ...
+    def attach(self) -> Handle: ...
 
 
 class Forwards:

@@ -15,6 +15,7 @@ from ..core.outputs import split_name
 from ..core.selection import has_forward, original_name
 from ..core.sink import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
+from ._additions import layers_of, scope_of
 from .heads import attention_heads
 from .sites import Side, Site
 
@@ -30,7 +31,8 @@ class Spot:
         module: the module that is hooked.
         name: the name that captures give the module.
         path: the place in its output or input.
-        side: its output or input.
+        side: its output or input, or what it adds to the residual stream.
+        scope: the layer whose stream it adds to, and its name; None: the side is another one.
         columns: the columns of the head in the last dimension; None: all.
         width: the width that the last dimension must have; None: any.
         in_encoder: its tensors have the tokens of the encoder of an encoder-decoder model.
@@ -44,6 +46,7 @@ class Spot:
     name: str
     path: str
     side: Side
+    scope: tuple[str, nn.Module] | None
     columns: slice | None
     width: int | None
     in_encoder: bool
@@ -72,6 +75,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
     encoding = set() if encoder is None else set(encoder.modules())
     layouts = layouts_of(model)
     heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
+    layers = layers_of(model) if any(site.side == "added" for site in sites) else []
 
     def spot(site: Site) -> Spot:
         layer, side, columns, width = site.layer, site.side, None, None
@@ -97,9 +101,17 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
             )
         captured = first[id(module)]
         of = layouts.of(captured, path)
-        batch_first = False if layouts.sequence_first(captured) else layouts.batch_first or None
+        scope, lying = None, captured
+        if side == "added":
+            if path:
+                raise InvalidArgumentError(
+                    f'{layer!r} with side="added": give the name of a module, {name!r}'
+                )
+            lying = scope_of(layers, captured)
+            scope = lying, modules[lying]
+        batch_first = False if layouts.sequence_first(lying) else layouts.batch_first or None
         return Spot(
-            site, module, captured, path, side, columns, width,
+            site, module, captured, path, side, scope, columns, width,
             in_encoder=of == "encoder" or module in encoding,
             unordered=of == "unordered",
             batch_first=batch_first,

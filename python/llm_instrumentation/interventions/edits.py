@@ -38,7 +38,8 @@ class Call:
     Attributes:
         spot: the site in the model.
         tensor: the tensor of the module.
-        name: the name of the tensor in captures.
+        path: the place of the tensor in what the module returns or is given. Of what it adds: the
+            name in captures, None if no module returns it as it is.
         part: the elements of the site.
         values: these elements of the tensor.
         given: what the model was given in this step; None: unknown.
@@ -48,17 +49,34 @@ class Call:
     """
 
     def __init__(
-        self, spot: Spot, path: str, tensor: Tensor, given: Given | None, step: int, call: int,
-        kept: dict[str, Any],
+        self, spot: Spot, path: str | None, tensor: Tensor, given: Given | None, step: int,
+        call: int, kept: dict[str, Any],
     ) -> None:  # fmt: skip
         self.spot = spot
         self.tensor = tensor
-        self.name = spot.captured(path)
+        self.path = path
         self.given = given
         self.part = Part(spot, tensor.shape, given)
         self.step = step
         self.call = call
         self.kept = kept
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor in captures.
+
+        Raises:
+            UnsupportedError: captures do not have it.
+        """
+        if self.spot.side != "added":
+            assert self.path is not None
+            return self.spot.captured(self.path)
+        if self.path is None:
+            raise UnsupportedError(
+                f"{self.spot.site}: no module returns what is added there, so captures do not have "
+                "it: take the values from a run, or give a tensor"
+            )
+        return self.path
 
     @functools.cached_property
     def values(self) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..core.outputs import replace_tensor
 from ..core.own_hook import OwnHook
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
+from ._additions import Additions, Together
 from ._forwards import Forwards
 from ._spots import Spot, resolve
 from .edits import Call, Edit
@@ -79,7 +80,8 @@ def intervene(
             an edit does not fit the tensor.
         UnsupportedError: (a TypeError) dropout is active; the model is replicated, TorchScript, or
             compiled by a torch that cannot run it eagerly; while the model runs: the module is
-            recomputed by gradient checkpointing, or the tensor is not dense.
+            recomputed by gradient checkpointing, the tensor is not dense, or it cannot be told
+            what a site with `side="added"` adds to the residual stream.
         UnusedEditError: at the end: an edit was not applied.
         ValueError: `unused` or `scope` is unknown.
     """
@@ -98,11 +100,14 @@ def intervene(
             tensors.setdefault((id(spot.module), spot.side), []).append(number)
         forwards = Forwards(model, len(tensors), mine)
         applied = Applied(edits, forwards)
+        scopes = {spot.scope[0]: Additions(*spot.scope) for spot in spots if spot.scope}
         hooked = [
-            _Hooked(forwards, applied, counter, [(number, spots[number]) for number in numbers])
+            _Hooked(
+                forwards, applied, counter, [(number, spots[number]) for number in numbers], scopes
+            )
             for counter, numbers in enumerate(tensors.values())
         ]
-        with forwards.watched(hooked):
+        with forwards.watched([*scopes.values(), *hooked]):
             yield applied
     if unused == "raise":
         _check_used(applied, hooked)
@@ -116,11 +121,13 @@ class _Hooked:
         applied: counts the edits.
         counter: the number of this object among all of the block; its counter in a step.
         edits: the numbers of the edits, and where they are.
+        scopes: where additions to residual streams are found, by the names of the layers.
     """
 
     def __init__(
-        self, forwards: Forwards, applied: Applied, counter: int, edits: list[tuple[int, Spot]]
-    ) -> None:
+        self, forwards: Forwards, applied: Applied, counter: int, edits: list[tuple[int, Spot]],
+        scopes: Mapping[str, Additions],
+    ) -> None:  # fmt: skip
         self.edits = edits
         self.ran = 0
         self._forwards = forwards
@@ -128,10 +135,20 @@ class _Hooked:
         self._counter = counter
         self._kept: dict[int, dict[str, Any]] = {number: {} for number, _ in edits}
         self._name = edits[0][1].name
+        scope = edits[0][1].scope
+        self._additions = None if scope is None else scopes[scope[0]]
 
-    def attach(self) -> RemovableHandle:
+    def attach(self) -> RemovableHandle | Together:
         """Registers the hook."""
         spot = self.edits[0][1]
+        if self._additions is not None:
+            undo = ExitStack()
+            for handle in (
+                nn.Module.register_forward_pre_hook(spot.module, OwnHook(self._begins)),
+                nn.Module.register_forward_hook(spot.module, OwnHook(self._ended)),
+            ):
+                undo.callback(handle.remove)
+            return Together(undo)
         if spot.side == "input":
             hook = OwnHook(self._inputs)
             return nn.Module.register_forward_pre_hook(spot.module, hook, with_kwargs=True)
@@ -159,7 +176,22 @@ class _Hooked:
             return None
         return args, kwargs
 
-    def _due(self) -> Iterator[tuple[str, Callable[[str, Tensor], Tensor]]]:
+    def _begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        assert self._additions is not None
+        due = [change for _, change in self._due()]
+
+        def change(name: str | None, tensor: Tensor) -> Tensor:
+            for one in due:
+                tensor = one(name, tensor)
+            return tensor
+
+        self._additions.begin(self._name, change if due else None)
+
+    def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        assert self._additions is not None
+        self._additions.end(output)
+
+    def _due(self) -> Iterator[tuple[str, Callable[[Any, Tensor], Tensor]]]:
         """The edits of the call that runs: the path of the tensor, and the change."""
         here = self._forwards.here(self._name)
         if here is None:
@@ -173,8 +205,8 @@ class _Hooked:
                 yield spot.path, functools.partial(self._change, number, spot, given, step, call)
 
     def _change(
-        self, number: int, spot: Spot, given: Given | None, step: int, call: int, path: str,
-        tensor: Tensor,
+        self, number: int, spot: Spot, given: Given | None, step: int, call: int,
+        path: str | None, tensor: Tensor,
     ) -> Tensor:  # fmt: skip
         edit = self._applied.edits[number]
         new = edit._apply(Call(spot, path, tensor, given, step, call, self._kept[number]))

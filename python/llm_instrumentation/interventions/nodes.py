@@ -21,7 +21,7 @@ NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "modules"]
 # The modules whose output is that of a feed-forward block, by the last part of their name. Of two
 # in one layer the earlier one of this list counts: T5 has its block within another one, and BERT
 # has no block but two parts.
-_MLPS = ("DenseReluDense", "mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2", "output")
+_MLPS = ("DenseReluDense", "mlp", "feed_forward", "ffn", "ff", "block_sparse_moe", "fc2", "output")
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
@@ -33,7 +33,8 @@ def sites_of(
     Args:
         model: the model.
         kind: "layers": what each layer returns. "attention", "mlp": what the attention or the
-            feed-forward block of each layer returns. "heads": the result of each query head.
+            feed-forward block of each layer adds to the residual stream, see `Site`. "heads": the
+            result of each query head.
             "modules": what each module with parameters returns, without the model itself.
         positions: a site for each of these positions, as ``range(9)`` or -1. None: one for all.
 
@@ -53,8 +54,13 @@ def sites_of(
             for head in range(of_layer.heads)
         ]
     else:
-        named = {"layers": _layers, "attention": _outputs, "mlp": _mlps, "modules": _modules}
-        found = [Site(name) for name in named[kind](model)]
+        named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
+        names = named[kind](model)
+        if kind in ("attention", "mlp"):
+            modules = _named(model)
+            found = [_added(modules, name) for name in names]
+        else:
+            found = [Site(name) for name in names]
     if not found:
         raise InvalidArgumentError(
             f"kind = {kind!r}: {type(model).__name__} has none that are known: give Site(name) of "
@@ -64,6 +70,10 @@ def sites_of(
         return found
     places = [positions] if isinstance(positions, int) else list(positions)
     return [Site.of(site, positions=place) for site in found for place in places]
+
+
+def _named(model: nn.Module) -> dict[str, nn.Module]:
+    return {original_name(raw): module for raw, module in model.named_modules()}
 
 
 def _modules(model: nn.Module) -> list[str]:
@@ -88,41 +98,41 @@ def _attention(model: nn.Module) -> list[str]:
     for name in found:
         if not any(name.startswith(f"{block}.") for block in blocks):
             blocks.append(name)
-    return blocks
+    # Parts beside the attention have its name too: `bottleneck.attention`, `post_attention`.
+    modules = _named(model)
+    named = [name for name in blocks if "att" in type(modules[name]).__name__.lower()]
+    return named or blocks
 
 
-def _outputs(model: nn.Module) -> list[str]:
-    """What returns the output of each attention module."""
-    return [_unsummed(model, name) for name in _attention(model)]
-
-
-def _unsummed(model: nn.Module, name: str) -> str:
-    """The module that returns what a block adds to the residual stream.
+def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
+    """What a block adds to the residual stream.
 
     The blocks of BERT and its kin add it themselves, and norm the sum. Their part `dense` does not.
     """
-    modules = {original_name(raw): module for raw, module in model.named_modules()}
     block = modules[name]
     output = block if name.rpartition(".")[2] == "output" else getattr(block, "output", None)
     if isinstance(output, nn.Module) and hasattr(output, "dense") and hasattr(output, "LayerNorm"):
-        return f"{name}.dense" if output is block else f"{name}.output.dense"
-    return name
+        return Site(f"{name}.dense" if output is block else f"{name}.output.dense")
+    return Site(name, side="added")
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """The entries of the outermost lists of modules that hold attention."""
-    attention = _attention(model)
-    lists = [
-        original_name(name)
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential))
-    ]
+    """The entries of the outermost lists of modules that hold attention.
+
+    In a hybrid model some layers of the list have another mixer in its place.
+    """
+    entries: dict[str, list[str]] = {}
+    for name, module in _named(model).items():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            prefix = f"{name}." if name else ""
+            # A list in a list does not run.
+            running = [prefix + n for n, entry in module.named_children() if has_forward(entry)]
+            for one in running:
+                entries[one] = running if isinstance(module, nn.ModuleList) else [one]
     found: dict[str, None] = {}
-    for name in attention:
-        around = next((one for one in lists if name.startswith(f"{one}.")), None)
-        if around is not None:
-            number = name[len(around) + 1 :].partition(".")[0]
-            found[f"{around}.{number}"] = None
+    for name in _attention(model):
+        around = next((one for one in entries if f"{name}.".startswith(f"{one}.")), None)
+        found.update(dict.fromkeys(entries.get(around or "", ())))
     return list(found)
 
 
@@ -140,7 +150,7 @@ def _mlps(model: nn.Module) -> list[str]:
         for wanted in _MLPS:
             blocks = [name for name in inside if name.rpartition(".")[2] == wanted]
             if blocks:
-                found.append(_unsummed(model, min(blocks, key=len)))
+                found.append(min(blocks, key=len))
                 break
     return found
 
@@ -152,7 +162,9 @@ def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     at position 7. Other sites have the captured name of their tensor. So have heads and blocks in
     models where two attention modules have the same number, as in an encoder and a decoder.
     """
-    attention, mlps = _numbers(_attention(model)), _numbers(_mlps(model))
+    modules = _named(model)
+    attention = _numbers(_attention(model))
+    mlps = _numbers([_added(modules, name).layer for name in _mlps(model)])
     return tuple(_name(site, attention, mlps) for site in sites)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Indices", "Mask", "Side", "Site", "Where"]
 
-Side: TypeAlias = Literal["output", "input"]
+Side: TypeAlias = Literal["output", "input", "added"]
 Indices: TypeAlias = "int | slice | Iterable[int] | None"
 """One index, a slice, several indices, or None for all. Their order does not matter."""
 Mask: TypeAlias = "Tensor | Sequence[Sequence[bool]]"
@@ -45,8 +45,12 @@ class Site:
         layer: the tensor's name as in captures: "h.0", or "h.0[1]" and "h.0['key']" for one of
             several. "h.0!input" is the same as "h.0" with ``side="input"``. With `head`, the name
             of an attention module.
-        side: what the module returns, or what it is called with: its first argument, or the one
-            that the name says.
+        side: "output": what the module returns. "input": what it is called with: its first
+            argument, or the one that the name says. "added": what it adds to the residual stream
+            of its layer, wherever the sum is made: in the layer, or in the module. So without it
+            the stream stays as it was before the block. It is what stands in the sum: behind a norm
+            or a factor that follows the block (Gemma 2, Granite), and before the norm of the sum
+            (BERT). It is found as the layer runs.
         head: a query head, from 0. The site is the head's result, before the output projection.
         head_input: with `head`: its "q", "k" or "v", as the projection returns it, before norms
             and rotary embeddings. Heads that share a key and value head share the site.
@@ -75,7 +79,7 @@ class Site:
         if not isinstance(self.layer, str):
             raise InvalidArgumentError(f"layer = {self.layer!r}: give the name of a layer")
         if self.side not in get_args(Side):
-            raise InvalidArgumentError(f'side = {self.side!r}: give "output" or "input"')
+            raise InvalidArgumentError(f'side = {self.side!r}: give "output", "input" or "added"')
         if self.layer.endswith(INPUT):
             object.__setattr__(self, "layer", self.layer.removesuffix(INPUT))
             object.__setattr__(self, "side", "input")
@@ -84,10 +88,10 @@ class Site:
                 raise InvalidArgumentError(f"head_input = {self.head_input!r} needs a head")
         else:
             object.__setattr__(self, "head", _number("head", self.head))
-            if self.side == "input":
+            if self.side != "output":
                 raise InvalidArgumentError(
-                    f'head = {self.head} with side="input": a head\'s inputs are head_input="q", '
-                    '"k" and "v"'
+                    f'head = {self.head} with side="{self.side}": a head\'s inputs are '
+                    'head_input="q", "k" and "v", and its result is before the output projection'
                 )
             if self.head_input not in (None, *get_args(HeadInput)):
                 raise InvalidArgumentError(
@@ -117,7 +121,7 @@ class Site:
 
     def __str__(self) -> str:
         says = [repr(self.layer)]
-        says += ["input"] * (self.side == "input")
+        says += [self.side] * (self.side != "output")
         if self.head is not None:
             says.append(f"head={self.head}" + (f" {self.head_input}" if self.head_input else ""))
         for name in ("positions", "sequences", "calls", "steps"):
