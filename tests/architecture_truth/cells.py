@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
-__all__ = ["Cell", "Different", "Verdict", "judged", "not_applicable", "refused", "works"]
+__all__ = ["Cell", "Different", "Verdict", "judged", "not_applicable", "refused", "works", "worst"]
 
 Verdict: TypeAlias = Literal["works", "refused", "not applicable", "wrong"]
 
@@ -40,7 +40,13 @@ class Different(Exception):
     """Something differs from what plain hooks, or arithmetic, give."""
 
 
-def judged(check: Callable[[], Cell], alone: Callable[[], object]) -> Cell:
+def worst(cells: Iterable[Cell]) -> Cell:
+    """The cell of a feature that was tried in several ways."""
+    order = ("wrong", "refused", "works", "not applicable")
+    return min(cells, key=lambda cell: order.index(cell.verdict))
+
+
+def judged(check: Callable[[], Cell], alone: Callable[[], object] = lambda: None) -> Cell:
     """The cell of a check that may raise.
 
     Args:

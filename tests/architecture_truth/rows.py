@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from llm_instrumentation import ActivationReader
 from llm_instrumentation.analysis.rows import Rows
 from llm_instrumentation.errors import StrapError
 from plain_hooks import same
-from torch import Tensor
 
 from .cells import Cell, Different, not_applicable, refused, works
 from .texts import LAYOUTS, Text, vectors_of
 from .watched import Watched
 
-__all__ = ["Sides", "check_rows", "rows_of_layers"]
+__all__ = ["NO_TEXT", "Sides", "check_rows", "rows_of_layers"]
 
+NO_TEXT = not_applicable("no text")
 # For each outermost call the texts that it may have vectors of, as of an encoder and a decoder.
 Sides = Sequence[dict[str, Text]]
 
@@ -47,7 +46,7 @@ def check_rows(reader: ActivationReader, watched: Watched, sides: Sides) -> Cell
         Different: they are not.
     """
     if not any(sides):
-        return not_applicable("no text")
+        return NO_TEXT
     found, refusals = rows_of_layers(reader)
     for layer, rows in found.items():
         _check_layer(layer, rows, watched, sides)
@@ -55,8 +54,10 @@ def check_rows(reader: ActivationReader, watched: Watched, sides: Sides) -> Cell
     without = [name for name in blocks if name not in found]
     if without:
         return refused(refusals.get(without[0], f"{without[0]!r} is not captured"))
-    if not found:
-        return refused(next(iter(refusals.values()), "nothing is captured"))
+    if not blocks:
+        none = "no module of a list returns a vector for each token"
+        numbered = (why for name, why in refusals.items() if _NUMBERED.search(name))
+        return refused(next(numbered, none))
     return works
 
 
