@@ -6,9 +6,11 @@ import warnings
 
 from tiny_models import make
 
+from .ablation import ablation_cell
 from .cells import Cell
 from .forwards import forward_cells
 from .generation import generation_cells
+from .lens import lens_cell
 
 __all__ = ["FEATURES", "truth"]
 
@@ -20,4 +22,9 @@ def truth(model_type: str) -> dict[str, Cell]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tiny = make(model_type)
-        return {**forward_cells(tiny), **generation_cells(tiny)}
+        return {
+            **forward_cells(tiny),
+            **generation_cells(tiny),
+            "logit lens": lens_cell(tiny),
+            "ablation": ablation_cell(tiny),
+        }

@@ -104,13 +104,13 @@ _NUMBERED = re.compile(r"\.\d+$")
 
 
 def _blocks(watched: Watched, sides: Sides) -> Iterator[str]:
-    """The modules of a list whose outputs are [rows, tokens, width] in each call."""
+    """The modules of a list whose outputs are [rows, tokens, ...] in each call."""
     shapes: dict[str, list[bool]] = {}
     for call, of in zip(watched.calls, sides, strict=True):
         for name, tensor in call.seen:
             if _NUMBERED.search(name):
                 shapes_of_texts = [text.ids.shape for text in of.values()]
                 both = [*shapes_of_texts, *(shape[::-1] for shape in shapes_of_texts)]
-                fits = tensor.dim() == 3 and tensor.is_floating_point() and tensor.shape[:2] in both
+                fits = tensor.is_floating_point() and tensor.shape[:2] in both
                 shapes.setdefault(name, []).append(fits)
     yield from (name for name, fits in shapes.items() if all(fits))

@@ -1,0 +1,39 @@
+"""The logit lens at the last layer, beside the probabilities of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+from llm_instrumentation.analysis.logit_lens import logit_lens
+from tiny_models import VOCABULARY, Tiny
+from torch import Tensor
+
+from .cells import Cell, Different, judged, not_applicable, works
+from .forwards import captured_pass
+
+__all__ = ["lens_cell"]
+
+
+def lens_cell(tiny: Tiny) -> Cell:
+    """The cell of the logit lens, of two texts with padding on the right."""
+    inputs = tiny.inputs(padding="right")
+    with captured_pass(tiny, inputs) as of:
+        logits = getattr(of.output, "logits", None)
+        text = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+        if text is None:
+            return not_applicable("no text")
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[-1] < VOCABULARY:
+            return not_applicable("no logits of tokens")
+
+        def check() -> Cell:
+            for row in range(len(text)):
+                lens = logit_lens(of.reader, tiny.model, sequence=row)
+                top, ids = logits[row].float().softmax(-1).max(-1)
+                count = len(lens.ids[-1])
+                if not (
+                    np.array_equal(lens.ids[-1], ids[:count].numpy())
+                    and np.allclose(lens.probabilities[-1], top[:count].numpy(), atol=1e-4)
+                ):
+                    raise Different(f"the lens at {lens.layers[-1]!r} differs from the model")
+            return works
+
+        return judged(check)
