@@ -97,18 +97,19 @@ def _alone(inputs: dict[str, Any], real: Tensor) -> dict[str, Any]:
 
 
 def _same_output(batch: Any, single: Any, inputs: dict[str, Any], real: Tensor) -> bool:
-    rows = len(inputs["input_ids"])
-    for (_, one), (_, other) in zip(
-        tensors("", batch, top=False), tensors("", single, top=False), strict=False
-    ):
+    """Whether the model returns the same of a text in a batch as of the text alone."""
+    rows, count = len(inputs["input_ids"]), int(real.sum())
+    of_tokens, of_texts = [], []
+    both = zip(tensors("", batch, top=False), tensors("", single, top=False), strict=False)
+    for (_, one), (_, other) in both:
         if one.dim() < 2 or len(one) != rows or not one.is_floating_point():
             continue
         mine = one[ROW : ROW + 1]
-        if mine.dim() == 3 and mine.shape[1] == len(real):
-            mine = mine[:, real]
-        if mine.shape == other.shape:
-            return _close(mine, other)
-    return False
+        if mine.dim() == 3 and mine.shape[1] == len(real) and other.shape[1] == count:
+            of_tokens.append(_close(mine[:, real], other))
+        elif mine.shape == other.shape:
+            of_texts.append(_close(mine, other))
+    return any(of_tokens) if of_tokens else bool(of_texts) and of_texts[0]
 
 
 def _vectors(layer: str, kept: Watched, texts: list[Text]) -> list[Tensor]:

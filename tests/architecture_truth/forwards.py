@@ -91,8 +91,9 @@ def check_output(tiny: Tiny, of: Captured) -> None:
 def forward_cells(tiny: Tiny) -> dict[str, Cell]:
     """The cells of captures and of rows, of forward passes with batches of several shapes.
 
-    Texts have padding on the left, or on the right. One batch has as many texts as tokens. Some
-    have texts as long as something else in the model. So shapes do not tell what is what.
+    Texts have padding on the left, or on the right. One batch has as many texts as tokens, also for
+    a decoder. Some have texts as long as something else in the model. So shapes do not tell what is
+    what.
     """
     captures: list[Cell] = []
     rows: list[Cell] = []
@@ -101,7 +102,10 @@ def forward_cells(tiny: Tiny) -> dict[str, Cell]:
 
     def try_batch(batch: Batch) -> None:
         padding, texts, length = batch
-        with captured_pass(tiny, tiny.inputs(texts, length, padding)) as of:
+        inputs = tiny.inputs(texts, length, padding)
+        if texts == length and "decoder_input_ids" in inputs:
+            inputs["decoder_input_ids"] = inputs["input_ids"].flip(0, 1).clamp(30)
+        with captured_pass(tiny, inputs) as of:
             captures.append(judged(lambda: _captures(tiny, of)))
             rows.append(judged(lambda: _rows(tiny, of, batch)))
             more.extend(other_lengths(of.reader, of.watched, texts))
@@ -111,8 +115,19 @@ def forward_cells(tiny: Tiny) -> dict[str, Cell]:
     if worst(rows) != NO_TEXT:
         try_batch(("right", 6, 6))
         for length in sorted({*more[-2:]} - {9}):
-            try_batch(("right", 2, length))
+            if _takes(tiny, length):
+                try_batch(("right", 2, length))
     return {"capture": worst(captures), "rows": worst(rows)}
+
+
+def _takes(tiny: Tiny, length: int) -> bool:
+    """Whether a model takes texts of a length, that may be more than its positions."""
+    try:
+        with torch.no_grad():
+            tiny.model(**tiny.inputs(2, length, "right"))
+    except Exception:
+        return False
+    return True
 
 
 def _captures(tiny: Tiny, of: Captured) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,28 +69,32 @@ def _sides(
 ) -> list[dict[str, Text]]:
     """The texts of each call of a generation.
 
-    In each call of the model the text has a token more. A call has all of its tokens, or those that
-    the cache does not hold.
+    In each call of the part that generates the text has a token more. A call has all of its tokens,
+    or those that the cache does not hold.
     """
-    of_model = [number for number, call in enumerate(calls) if call.name == ""]
     prompt = Text.whole(asked["input_ids"], asked.get("attention_mask"))
+    width = prompt.ids.shape[1]
+    decoder = not torch.equal(generated[:, :width], prompt.ids)
+    of_part = collections.Counter(call.name for call in calls)
+    seen: collections.Counter[str] = collections.Counter()
     found: list[dict[str, Text]] = []
-    for number, call in enumerate(calls):
-        if call.name:
-            found.append({"text": prompt})
+    for call in calls:
+        if call.name and of_part[call.name] == 1:  # an encoder
+            found.append({"text": prompt if "input_ids" in call.given else prompt.without_ids()})
             continue
-        end = generated.shape[1] - len(of_model) + of_model.index(number)
-        if (given := call.given.get("decoder_input_ids")) is not None:
+        end = generated.shape[1] - of_part[call.name] + seen[call.name]
+        seen[call.name] += 1
+        given = call.given.get("decoder_input_ids", call.given.get("input_ids"))
+        if given is None:
+            raise Different(f"a call of the model has no ids, but {sorted(call.given)}")
+        if decoder:
             whole = Text.whole(generated[:, :end])
             # A decoder's calls may have keys of the encoder's text too.
             found.append({"decoder": _last(whole, given.shape[1]), "text": prompt})
-        elif (given := call.given.get("input_ids")) is not None:
-            more = end - prompt.real.shape[1]
-            mask = torch.cat([prompt.real, prompt.real.new_ones(len(given), more)], 1)
-            whole = Text.whole(generated[:, :end], mask)
-            found.append({"text": _last(whole, given.shape[1])})
         else:
-            raise Different(f"a call of the model has no ids, but {sorted(call.given)}")
+            more = prompt.real.new_ones(len(given), end - width)
+            whole = Text.whole(generated[:, :end], torch.cat([prompt.real, more], 1))
+            found.append({"text": _last(whole, given.shape[1])})
     return found
 
 

@@ -32,6 +32,10 @@ class Text:
         real = torch.ones_like(ids).bool() if mask is None else mask.bool()
         return cls(ids, real, real.long().cumsum(1) - 1)
 
+    def without_ids(self) -> Text:
+        """The same of a call that was given vectors in place of ids."""
+        return dataclasses.replace(self, ids=torch.full_like(self.ids, -1))
+
     def columns(self) -> dict[str, list[int]]:
         """What the rows of these tokens have, in their order."""
         rows = torch.arange(len(self.ids))[:, None].expand_as(self.ids)
