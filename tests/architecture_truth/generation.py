@@ -37,7 +37,9 @@ def generation_cells(tiny: Tiny) -> dict[str, Cell]:
     config = model.generation_config
     if tiny.model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         prompt["decoder_start_token_id"] = 30
-    asked = {**prompt, "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    asked = {
+        **prompt, "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1,
+    }  # fmt: skip
     static = {**asked, "cache_implementation": "static"}
     return {
         "generation": judged(lambda: _generates(model, asked), lambda: _alone(model, asked)),
@@ -61,43 +63,57 @@ def _generates(model: Any, asked: dict[str, Any]) -> Cell:
             raise Different("other tokens are generated while it is captured")
         with ActivationReader(path) as reader:
             check_captured(reader, kept.seen)
-            return check_rows(reader, kept, _sides(kept.calls, asked, generated))
+            return check_rows(reader, kept, _sides(kept.calls, asked))
 
 
-def _sides(
-    calls: Sequence[Outermost], asked: dict[str, Any], generated: Tensor
-) -> list[dict[str, Text]]:
+def _sides(calls: Sequence[Outermost], asked: dict[str, Any]) -> list[dict[str, Text]]:
     """The texts of each call of a generation.
 
-    In each call of the part that generates the text has a token more. A call has all of its tokens,
-    or those that the cache does not hold.
+    A part that is called several times generates. It is given a token more in each call: all tokens
+    of the text, or those that the cache does not hold.
     """
     prompt = Text.whole(asked["input_ids"], asked.get("attention_mask"))
-    width = prompt.ids.shape[1]
-    decoder = not torch.equal(generated[:, :width], prompt.ids)
     of_part = collections.Counter(call.name for call in calls)
-    seen: collections.Counter[str] = collections.Counter()
+    before: dict[str, Text] = {}
     found: list[dict[str, Text]] = []
     for call in calls:
-        if call.name and of_part[call.name] == 1:  # an encoder
-            found.append({"text": prompt if "input_ids" in call.given else prompt.without_ids()})
+        if call.name and of_part[call.name] == 1:  # of an encoder
+            found.append({"text": prompt})
+            if call.given.get("input_ids") is None:
+                found[-1]["vectors"] = prompt.without_ids()
             continue
-        end = generated.shape[1] - of_part[call.name] + seen[call.name]
-        seen[call.name] += 1
-        given = call.given.get("decoder_input_ids", call.given.get("input_ids"))
-        if given is None:
-            raise Different(f"a call of the model has no ids, but {sorted(call.given)}")
-        if decoder:
-            whole = Text.whole(generated[:, :end])
-            # A decoder's calls may have keys of the encoder's text too.
-            found.append({"decoder": _last(whole, given.shape[1]), "text": prompt})
-        else:
-            more = prompt.real.new_ones(len(given), end - width)
-            whole = Text.whole(generated[:, :end], torch.cat([prompt.real, more], 1))
-            found.append({"text": _last(whole, given.shape[1])})
+        decodes = call.given.get("decoder_input_ids") is not None
+        ids = call.given["decoder_input_ids" if decodes else "input_ids"]
+        mask = None if decodes else _mask(call, asked)
+        text = _continued(before.get(call.name), ids, mask, call.given.get("position_ids"))
+        before[call.name] = text
+        # A decoder's calls may have keys of the encoder's text too.
+        found.append({"text": text, "encoder's text": prompt})
     return found
 
 
-def _last(text: Text, count: int) -> Text:
-    first = text.ids.shape[1] - count
-    return Text(text.ids[:, first:], text.real[:, first:], text.positions[:, first:])
+def _mask(call: Outermost, asked: dict[str, Any]) -> Tensor | None:
+    """The mask of a call. The generation has it in two dimensions where the call has more.
+
+    None: the call has none, so the model takes all tokens for real ones.
+    """
+    given = call.given.get("attention_mask")
+    mask = given if isinstance(given, Tensor) and given.dim() == 2 else asked.get("attention_mask")
+    return None if given is None else mask
+
+
+def _continued(before: Text | None, ids: Tensor, mask: Tensor | None, given: Tensor | None) -> Text:
+    """The text of a call, behind that of the call before."""
+    rows, count = ids.shape
+    cached = 0 if before is None or count > 1 else before.end
+    # Without a cache nothing tells that a text goes on: the call begins others.
+    sequence = 0 if before is None else before.sequence + (0 if cached else rows)
+    real = torch.ones(rows, cached + count).bool()
+    if mask is not None:
+        width = min(mask.shape[1], cached + count)
+        real[:, :width] = mask[:, :width].bool()
+    positions = real.long().cumsum(1) - 1
+    own = slice(cached, cached + count)
+    if given is not None and given.shape == ids.shape:
+        positions[:, own] = given
+    return Text(ids, real[:, own], positions[:, own], sequence, cached + count)

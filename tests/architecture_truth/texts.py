@@ -20,11 +20,15 @@ class Text:
         ids: of the tokens, [rows, tokens].
         real: where they are no padding, [rows, tokens].
         positions: of each token in its text, [rows, tokens]; of padding any number.
+        sequence: the number of the first row's text in the capture.
+        end: how many tokens the text has up to the last one of the call, with padding.
     """
 
     ids: Tensor
     real: Tensor
     positions: Tensor
+    sequence: int = 0
+    end: int = 0
 
     @classmethod
     def whole(cls, ids: Tensor, mask: Tensor | None = None) -> Text:
@@ -38,7 +42,7 @@ class Text:
 
     def columns(self) -> dict[str, list[int]]:
         """What the rows of these tokens have, in their order."""
-        rows = torch.arange(len(self.ids))[:, None].expand_as(self.ids)
+        rows = (torch.arange(len(self.ids)) + self.sequence)[:, None].expand_as(self.ids)
         found = {"token_id": self.ids, "position": self.positions, "sequence": rows}
         return {name: values[self.real].tolist() for name, values in found.items()}
 
