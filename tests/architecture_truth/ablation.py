@@ -11,6 +11,7 @@ from llm_instrumentation.interventions import intervene, sites_of, zero
 from tiny_models import Tiny
 
 from .cells import Cell, Different, judged, works, worst
+from .fields import with_fields
 from .watched import watched
 
 __all__ = ["ablation_cell"]
@@ -19,7 +20,11 @@ Block: TypeAlias = Literal["attention", "mlp"]
 
 
 def ablation_cell(tiny: Tiny) -> Cell:
-    """The cell of ablations of all blocks, each on its own."""
+    """The cell of ablations of all blocks, each on its own.
+
+    Where a model multiplies what blocks add, it does not by 1.
+    """
+    tiny = with_fields(tiny, "residual_multiplier", 0.4) or tiny
     return worst(judged(partial(_ablates, tiny, kind)) for kind in get_args(Block))
 
 

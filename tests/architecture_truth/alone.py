@@ -101,7 +101,10 @@ def _alone(inputs: dict[str, Any], real: Tensor) -> dict[str, Any]:
 
 def _pads(tiny: Tiny, kept: Watched, real: Tensor) -> bool:
     """Whether a model makes a text longer itself, as to whole chunks."""
-    embeddings = tiny.model.get_input_embeddings()
+    try:
+        embeddings = tiny.model.get_input_embeddings()
+    except NotImplementedError:  # it does not say
+        return False
     names = {name for name, module in tiny.model.named_modules() if module is embeddings}
     shapes = [tensor.shape for name, tensor in kept.seen if name in names and tensor.dim() == 3]
     return bool(shapes) and all(int(real.sum()) not in shape[:2] for shape in shapes)

@@ -7,14 +7,28 @@ from llm_instrumentation.analysis.logit_lens import logit_lens
 from tiny_models import VOCABULARY, Tiny
 from torch import Tensor
 
-from .cells import Cell, Different, judged, not_applicable, works
+from .cells import Cell, Different, judged, not_applicable, works, worst
+from .fields import with_fields
 from .forwards import captured_pass
 
 __all__ = ["lens_cell"]
 
 
+# What some models do to logits is nothing with the values of their types.
+_SCALES = (
+    r"logit_scale|logits_scaling|lm_head_multiplier|output_multiplier|logits_mup_width_multiplier"
+)
+_CAPS = r"final_logit_softcapping|logits_soft_cap"
+
+
 def lens_cell(tiny: Tiny) -> Cell:
     """The cell of the logit lens, of two texts with padding on the right."""
+    scaled = with_fields(tiny, _SCALES, 0.4) or tiny
+    capped = with_fields(tiny, _CAPS, 2.0) or tiny
+    return worst(_lens(one) for one in {id(one): one for one in (scaled, capped)}.values())
+
+
+def _lens(tiny: Tiny) -> Cell:
     inputs = tiny.inputs(padding="right")
     with captured_pass(tiny, inputs) as of:
         logits = getattr(of.output, "logits", None)
