@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
+import torch
 import transformers
 from architecture_truth import truth
 from architecture_truth.cells import Cell
@@ -22,6 +24,15 @@ TYPES = (
     "gpt2", "gpt_oss", "llama", "longformer", "mamba", "mixtral", "owlvit", "rwkv", "t5", "vit",
     "wav2vec2", "xlnet",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models take longer in several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
