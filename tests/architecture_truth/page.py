@@ -19,6 +19,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "ARCHITECTURES.md"
 Line = str
 _MARKS = {"works": "works", "refused": "refused", "not applicable": "–"}
 _ROW = re.compile(r"^\| `([^`]+)` \| .* \|$", re.MULTILINE)
+_NAME = r"\b(?!torch\.)\w+(?:\.\w+)+"  # of a module
+_NAMES = re.compile(rf"{_NAME}(?:, {_NAME})*")
 _VERSION = re.compile(r"transformers (\S+) ")
 
 _COLUMNS = {
@@ -139,11 +141,13 @@ def _reasons(title: str, verdict: str, truths: Mapping[str, Mapping[str, Cell]])
         for name in sorted(truths):
             cell = truths[name][feature]
             if cell.verdict == verdict:
-                by_reason.setdefault(_in_general(cell.reason), []).append(name)
+                by_reason.setdefault(_in_general(cell.reason, name), []).append(name)
         if by_reason:
             lines.append(f"### {title}: {feature}\n")
             for reason, names in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0])):
-                lines.append(f"- {reason}: {_list(names)}")
+                # What a type does not have needs no list of names: the table has them.
+                of = f"{len(names)} types" if reason.startswith("no ") else _list(names)
+                lines.append(f"- {reason}: {of}")
             lines.append("")
     return "\n".join(lines)
 
@@ -157,12 +161,13 @@ def _skipped() -> str:
     return "\n".join([*lines, ""])
 
 
-def _in_general(reason: str) -> str:
+def _in_general(reason: str, model_type: str) -> str:
     """A reason without the names and numbers of one model, so that types share it."""
-    reason = re.sub(r"'[^']*'", "‘…’", reason)
-    reason = re.sub(r"\b[A-Z]\w+(For|Model|LM|Head)\w*", "the model", reason)
+    reason = reason.replace(class_name(model_type), "the model")
+    reason = re.sub(r"'[^']*'|\"[^\"]*\"", "‘…’", reason)
+    reason = re.sub(_NAMES, "‘…’", reason)
     reason = re.sub(r"\[[\d, ]+\]", "[…]", reason)
-    return _escaped(re.sub(r"\d+", "n", reason))
+    return _escaped(re.sub(r"\b\d+\b", "n", reason))
 
 
 def _escaped(text: str) -> str:
