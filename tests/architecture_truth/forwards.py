@@ -110,7 +110,7 @@ def forward_cells(tiny: Tiny) -> dict[str, Cell]:
     def try_batch(tiny: Tiny, batch: Batch) -> None:
         padding, texts, length = batch
         inputs = tiny.inputs(texts, length, padding)
-        if texts == length and "decoder_input_ids" in inputs:
+        if texts == length and {"input_ids", "decoder_input_ids"} <= inputs.keys():
             inputs["decoder_input_ids"] = inputs["input_ids"].flip(0, 1).clamp(30)
         with captured_pass(tiny, inputs) as of:
             captures.append(judged(lambda: _captures(tiny, of)))

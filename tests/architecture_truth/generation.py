@@ -75,6 +75,7 @@ def _sides(calls: Sequence[Outermost], asked: dict[str, Any]) -> list[dict[str, 
     prompt = Text.whole(asked["input_ids"], asked.get("attention_mask"))
     of_part = collections.Counter(call.name for call in calls)
     before: dict[str, Text] = {}
+    masked: set[str] = set()
     found: list[dict[str, Text]] = []
     for call in calls:
         if call.name and of_part[call.name] == 1:  # of an encoder
@@ -83,23 +84,22 @@ def _sides(calls: Sequence[Outermost], asked: dict[str, Any]) -> list[dict[str, 
                 found[-1]["vectors"] = prompt.without_ids()
             continue
         decodes = call.given.get("decoder_input_ids") is not None
-        ids = call.given["decoder_input_ids" if decodes else "input_ids"]
-        mask = None if decodes else _mask(call, asked)
+        ids = call.given.get("decoder_input_ids" if decodes else "input_ids")
+        if ids is None:  # of sound
+            found.append({"encoder's text": prompt})
+            continue
+        given = call.given.get("attention_mask")
+        if given is not None and not decodes:
+            masked.add(call.name)
+        # The generation has the mask in two dimensions where the call has more. Mamba gets it in
+        # the first call only. A part that never gets it takes all tokens for real ones.
+        plain = isinstance(given, Tensor) and given.dim() == 2
+        mask = (given if plain else asked.get("attention_mask")) if call.name in masked else None
         text = _continued(before.get(call.name), ids, mask, call.given.get("position_ids"))
         before[call.name] = text
         # A decoder's calls may have keys of the encoder's text too.
         found.append({"text": text, "encoder's text": prompt})
     return found
-
-
-def _mask(call: Outermost, asked: dict[str, Any]) -> Tensor | None:
-    """The mask of a call. The generation has it in two dimensions where the call has more.
-
-    None: the call has none, so the model takes all tokens for real ones.
-    """
-    given = call.given.get("attention_mask")
-    mask = given if isinstance(given, Tensor) and given.dim() == 2 else asked.get("attention_mask")
-    return None if given is None else mask
 
 
 def _continued(before: Text | None, ids: Tensor, mask: Tensor | None, given: Tensor | None) -> Text:

@@ -43,6 +43,8 @@ def _lens(tiny: Tiny) -> Cell:
             for row in range(len(text)):
                 lens = logit_lens(of.reader, tiny.model, sequence=row)
                 best, its_ids = lens.probabilities[-1], torch.from_numpy(lens.ids[-1])
+                if len(its_ids) > logits.shape[1]:
+                    raise Different(f"the lens at {lens.layers[-1]!r} is of another text")
                 exact = logits[row, : len(its_ids)].double().softmax(-1)
                 for of_model in (exact.max(-1).values, exact.gather(1, its_ids[:, None])[:, 0]):
                     if not np.allclose(best, of_model.numpy(), atol=1e-4):

@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "ARCHITECTURES.md"
 Line = str
 _MARKS = {"works": "works", "refused": "refused", "not applicable": "–"}
 _ROW = re.compile(r"^\| `([^`]+)` \| .* \|$", re.MULTILINE)
-_NAME = r"\b(?!torch\.)\w+(?:\.\w+)+"  # of a module
+_NAME = r"(?<![\w.])(?!torch\.)\w+(?:\.\w+)+"  # of a module
 _NAMES = re.compile(rf"{_NAME}(?:, {_NAME})*")
 _VERSION = re.compile(r"transformers (\S+) ")
 
@@ -146,7 +146,8 @@ def _reasons(title: str, verdict: str, truths: Mapping[str, Mapping[str, Cell]])
             lines.append(f"### {title}: {feature}\n")
             for reason, names in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0])):
                 # What a type does not have needs no list of names: the table has them.
-                of = f"{len(names)} types" if reason.startswith("no ") else _list(names)
+                counted = verdict == "not applicable" and reason.startswith("no ")
+                of = f"{len(names)} types" if counted else _list(names)
                 lines.append(f"- {reason}: {of}")
             lines.append("")
     return "\n".join(lines)
