@@ -21,7 +21,7 @@ _MARKS = {"works": "works", "refused": "refused", "not applicable": "–"}
 _ROW = re.compile(r"^\| `([^`]+)` \| .* \|$", re.MULTILINE)
 _NAME = r"(?<![\w.])(?!torch\.)\w+(?:\.\w+)+"  # of a module
 _NAMES = re.compile(rf"{_NAME}(?:, {_NAME})*")
-_VERSION = re.compile(r"transformers (\S+) ")
+_VERSION = re.compile(r"made with transformers (\S+)")
 
 _COLUMNS = {
     "capture": "every output of every module with that of a plain hook, bit for bit; and that the "
@@ -107,9 +107,15 @@ def lines_of_page(text: str) -> dict[str, Line]:
 
 
 def version_of_page(text: str) -> str:
-    """The version of transformers that a page was made with; "": it does not say."""
+    """The version of transformers that a page was made with.
+
+    Raises:
+        ValueError: it does not say.
+    """
     found = _VERSION.search(text)
-    return found[1] if found else ""
+    if found is None:
+        raise ValueError("the page does not say with which version of transformers it was made")
+    return found[1]
 
 
 def _table(head: list[str], *rows: list[str]) -> str:
