@@ -88,9 +88,17 @@ MODEL_TYPES: dict[Kind, tuple[str, ...]] = {
     )
     for kind in KINDS
 }
-# The types that are neither made, nor skipped, nor a part of one that is made.
-UNKNOWN = tuple(
-    name
-    for name in CONFIG_MAPPING_NAMES
-    if kind_of(name) is None and name not in SKIPPED and name not in parts_of_others()
-)
+
+
+def __getattr__(name: str) -> Any:
+    """UNKNOWN: the types that are neither made, nor skipped, nor a part of one that is made.
+
+    It is found when it is asked for, because that imports all configurations.
+    """
+    if name != "UNKNOWN":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return tuple(
+        name
+        for name in CONFIG_MAPPING_NAMES
+        if kind_of(name) is None and name not in SKIPPED and name not in parts_of_others()
+    )
