@@ -40,7 +40,7 @@ from ._spots import Spot
 from .edits import Call, Edit
 from .effects import Effects, effects_of
 from .installed import intervene
-from .metrics import Metric
+from .metrics import Metric, widened
 from .prompts import TOKEN_IDS, Direction, Prompts
 from .sites import Site
 
@@ -269,9 +269,8 @@ class _Taps:
         if alpha == 0:
             self._bases.setdefault(site, []).append(call.tensor.detach().clone())
             return call.tensor
-        precise = _precise(call.tensor)
         base, source = (
-            of_calls[site][call.call].to(precise) for of_calls in (self._bases, self._sources)
+            widened(of_calls[site][call.call]) for of_calls in (self._bases, self._sources)
         )
         return (base + alpha * (source - base)).to(call.tensor.dtype)
 
@@ -288,8 +287,7 @@ class _Taps:
                 f"{list(tensor.shape)} at call {call.call}"
             )
         if alpha == 0:
-            precise = _precise(tensor)
-            calls[call.call] = calls[call.call].to(precise) - tensor.detach().to(precise)
+            calls[call.call] = widened(calls[call.call]) - widened(tensor.detach())
         difference = calls[call.call]
         shared = not tensor.dim() or len(tensor) % rows != 0
         if shared and bool(difference.any()):
@@ -334,10 +332,6 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ctx.measure(gradient)
         return gradient if ctx.needs_input_grad[0] else None, None, None
-
-
-def _precise(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _check_graph(output: Any, value: Tensor, metric: Metric) -> None:
