@@ -12,7 +12,8 @@ from llm_instrumentation.interventions import Prompts, logit_difference
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
-WORDS = "<end> <pad> <unk> <begin> Mary John Anna met and gave flowers to".split()
+WORDS = ["<end>", "<pad>", "<unk>", "<begin>"]
+WORDS += ["Mary", "John", "Anna", "met", "and", "gave", "flowers", "to"]
 END, PAD = 0, 1
 CLEAN = ["Mary met John and John gave flowers to", "Anna met John and John gave"]
 CORRUPTED = ["Mary met John and Mary gave flowers to", "Anna met John and Anna gave"]
