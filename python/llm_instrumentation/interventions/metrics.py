@@ -169,7 +169,7 @@ def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
 
 
 def _of_one_position(
-    name: str, function: Callable[[Tensor, Prompts], Tensor], **how: bool
+    name: str, function: Callable[[Tensor, Prompts], Tensor], **how: Any
 ) -> Metric:
     """A metric whose function takes its logits with `_at`."""
     found = Metric(name, function, **how)
