@@ -106,7 +106,7 @@ class ModelHead:
             InvalidArgumentError: the vectors have another width.
         """
         with evaluating(self._model), torch.inference_mode():
-            return torch.cat([self._of_some(some) for some in vectors.split(_VECTORS)])
+            return self._of_all(vectors)
 
     def _run(self, texts: int, length: int) -> tuple[list[_Call], Tensor]:
         """The calls of the blocks in a run of the model, and its logits."""
@@ -131,7 +131,7 @@ class ModelHead:
     def _logits_of(self, texts: int, length: int) -> Tensor:
         try:
             output = self._model(**_arguments(self._model, self._ids[:texts, :length]))
-        except _Mismatch:
+        except _MismatchError:
             raise
         except Exception as error:
             raise UnsupportedError(
@@ -143,12 +143,12 @@ class ModelHead:
                 break
         else:
             found = output[0] if isinstance(output, (tuple, list)) and output else output
-        if not isinstance(found, Tensor) or found.shape[:-1] != (texts, length):
             if _unembedding(self._model) is None:
                 raise InvalidArgumentError(
                     f"{self._kind} has no output embeddings: pass unembedding=, the module that "
                     "makes logits of vectors"
                 )
+        if not isinstance(found, Tensor) or found.shape[:-1] != (texts, length):
             shape = list(found.shape) if isinstance(found, Tensor) else type(output).__name__
             raise UnsupportedError(
                 f"{self._kind} returns {shape} for {texts} texts of {length} tokens, which are no "
@@ -166,8 +166,8 @@ class ModelHead:
                 continue
             self._target = number
             try:
-                found = torch.cat([self._of_some(some) for some in vectors.split(_VECTORS)])
-            except _Mismatch as problem:
+                found = self._of_all(vectors)
+            except _MismatchError as problem:
                 problems.append(f"{name!r} {problem}")
                 continue
             wrong = _share_that_differs(found, logits.flatten(0, 1))
@@ -179,12 +179,17 @@ class ModelHead:
             f"({'; '.join(problems)}): {_WAY_OUT}"
         )
 
+    def _of_all(self, vectors: Tensor) -> Tensor:
+        return torch.cat([self._of_some(some) for some in torch.split(vectors, _VECTORS)])
+
     def _of_some(self, vectors: Tensor) -> Tensor:
         """The logits of as many vectors as go through the head together."""
-        target = self._calls[self._target] if self._target < len(self._calls) else None
-        place = None if target is None else _first(target.output)
+        if self._target >= len(self._calls):
+            raise _MismatchError("is not always called")
+        target = self._calls[self._target]
+        place = _first(target.output)
         if place is None or place.numel() != _VECTORS * place.shape[-1]:
-            raise _Mismatch("returns no vector for a single token")
+            raise _MismatchError("returns no vector for a single token")
         if vectors.dim() != 2 or vectors.shape[1] != place.shape[-1]:
             raise InvalidArgumentError(
                 f"the vectors have the shape {list(vectors.shape)}, and {target.name!r} returns "
@@ -208,7 +213,7 @@ class ModelHead:
             if at > self._target:
                 return own(*args, **kwargs)
             if self._calls[at].module is not module:
-                raise _Mismatch("is not always called in the same order")
+                raise _MismatchError("is not always called in the same order")
             output = self._calls[at].output
             return output if at < self._target else _with(output, lambda _: given.clone())
 
@@ -223,7 +228,7 @@ class ModelHead:
             yield
 
 
-class _Mismatch(Exception):
+class _MismatchError(Exception):
     """A block is not one whose vectors can be replaced; the message goes on behind its name."""
 
 
@@ -304,7 +309,8 @@ def _embedded(model: nn.Module) -> int:
             f"{type(model).__name__} has no output embeddings: pass unembedding=, the module that "
             "makes logits of vectors"
         )
-    return int(head.weight.shape[0])
+    weight = getattr(head, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) else 0
 
 
 def _plain_ids(model: nn.Module, known: int) -> Tensor:
@@ -312,6 +318,9 @@ def _plain_ids(model: nn.Module, known: int) -> Tensor:
 
     Returns:
         int64, [64, 7], on the device of the model's first weight.
+
+    Raises:
+        UnsupportedError: it is not known which ids there are.
     """
     special: set[int] = set()
 
@@ -323,10 +332,15 @@ def _plain_ids(model: nn.Module, known: int) -> Tensor:
                 several = value if isinstance(value, (list, tuple)) else [value]
                 special.update(one for one in several if isinstance(one, int))
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         collect(config.to_dict())
-    plain = [number for number in range(known) if number not in special] or [0]
+    plain = [number for number in range(known) if number not in special]
+    if len(plain) < 2:
+        raise UnsupportedError(
+            f"it is not known which token ids {type(model).__name__} takes, so its head cannot be "
+            f"checked: {_WAY_OUT}"
+        )
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(len(plain), (_VECTORS, _LENGTH), generator=generator)
     device = next((weight.device for weight in model.parameters()), None)
@@ -381,11 +395,11 @@ def _rows(vectors: Tensor | None) -> Tensor | None:
 
 
 def _share_that_differs(found: Tensor, logits: Tensor) -> float:
-    """The share of logits that differ by more than rounding; NaN counts as different."""
+    """The share of logits that differ by more than rounding. NaN equals NaN."""
     tolerance = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 3e-2
     found, logits = found.double(), logits.double()
     seen = logits.abs() < _MASKED
     usual = logits[seen].abs().median() if bool(seen.any()) else logits.new_zeros(())
     alike = (found - logits).abs() <= tolerance * (usual + logits.abs())
-    alike |= ~seen & (found == logits)
+    alike |= ~seen & (found == logits) | found.isnan() & logits.isnan()
     return float((~alike).double().mean())

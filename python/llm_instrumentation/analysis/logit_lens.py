@@ -1,8 +1,9 @@
 """The logit lens: what a model would predict if it ended at an earlier layer.
 
-The vectors of each layer go through what the model does with those of its last block: the final norm,
-the unembedding, and the scales, biases and soft caps that some models have there. So at the last layer
-the lens is the model's prediction. See nostalgebraist 2020, "interpreting GPT: the logit lens".
+The vectors of each layer go through what the model does with those of its last block: the final
+norm, the unembedding, and the scales, biases and soft caps that some models have there. So at the
+last layer the lens is the model's prediction. See nostalgebraist 2020, "interpreting GPT: the logit
+lens".
 """
 
 from __future__ import annotations
