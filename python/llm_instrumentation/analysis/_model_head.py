@@ -67,6 +67,7 @@ class ModelHead:
             if _ENTRY.fullmatch(original_name(name))
         }
         self._ids = _plain_ids(original, known)
+        self._number = 0  # of the calls of blocks in a run
         with evaluating(original), torch.inference_mode():
             calls, logits = self._run(_TEXTS, _LENGTH)
             if logits.shape[-1] < known and _unembedding(original) is None:
@@ -107,6 +108,27 @@ class ModelHead:
         """
         with evaluating(self._model), torch.inference_mode():
             return self._of_all(vectors)
+
+    def matrices(self) -> tuple[str, ...]:
+        """The names of the modules of the head that have a matrix, in the order in which they run.
+
+        One is the unembedding. Others change the directions of vectors before or behind it.
+        """
+        found: dict[str, None] = {}
+
+        def seen(name: str, module: nn.Module, args: Any) -> None:
+            if self._number > self._target:
+                found[name] = None
+
+        with contextlib.ExitStack() as hooks:
+            for name, module in self._model.named_modules():
+                if any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
+                    handle = module.register_forward_pre_hook(functools.partial(seen, name))
+                    hooks.callback(handle.remove)
+            place = _first(self._calls[self._target].output)
+            assert place is not None
+            self.logits(place.new_zeros(1, place.shape[-1]))
+        return tuple(map(original_name, found))
 
     def _run(self, texts: int, length: int) -> tuple[list[_Call], Tensor]:
         """The calls of the blocks in a run of the model, and its logits."""
@@ -205,11 +227,10 @@ class ModelHead:
     @contextlib.contextmanager
     def _skipping(self, given: Tensor) -> Iterator[None]:
         """Calls of blocks up to the last one return what they did, and that one given vectors."""
-        number = 0
+        self._number = 0
 
         def forward(module: nn.Module, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal number
-            at, number = number, number + 1
+            at, self._number = self._number, self._number + 1
             if at > self._target:
                 return own(*args, **kwargs)
             if self._calls[at].module is not module:
