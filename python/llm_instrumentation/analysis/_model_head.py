@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.outputs import replace_tensor
-from ..core.selection import original_name
+from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["ModelHead", "evaluating"]
@@ -146,7 +146,7 @@ class ModelHead:
         if not calls:
             raise UnsupportedError(
                 f"{self._kind} runs no module of a list, so it has no blocks that are known: "
-                f"{_WAY_OUT}"
+                f"{_WAY_OUT}{adapter_advice(self._model)}"
             )
         return calls, logits
 
@@ -158,7 +158,7 @@ class ModelHead:
         except Exception as error:
             raise UnsupportedError(
                 f"{self._kind} does not run on made-up token ids, so it cannot be checked what its "
-                f"head is: {_WAY_OUT}. {type(error).__name__}: {error}"
+                f"head is: {_WAY_OUT}{adapter_advice(self._model)}. {type(error).__name__}: {error}"
             ) from error
         for name in ("logits", "prediction_logits"):
             if isinstance(found := getattr(output, name, None), Tensor):
@@ -198,7 +198,7 @@ class ModelHead:
             problems.append(f"from those of {name!r}, {wrong:.0%} of the logits differ")
         raise UnsupportedError(
             f"the logits of {self._kind} are not made of the vectors of one block alone "
-            f"({'; '.join(problems)}): {_WAY_OUT}"
+            f"({'; '.join(problems)}): {_WAY_OUT}{adapter_advice(self._model)}"
         )
 
     def _of_all(self, vectors: Tensor) -> Tensor:

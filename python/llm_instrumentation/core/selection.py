@@ -11,7 +11,7 @@ from torch import nn
 
 from .config import HookConfig, HookGranularity, InstrumentationConfig, LayerPattern
 
-__all__ = ["LayerSelectionError", "select_modules"]
+__all__ = ["LayerSelectionError", "adapter_advice", "select_modules"]
 
 _NAMES_SHOWN = 8
 
@@ -120,6 +120,16 @@ def _all_names(model: nn.Module) -> _Names:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(original_name(name))
     return names
+
+
+def adapter_advice(model: nn.Module) -> str:
+    """The end of a message about parts of a model that are not found; "" without adapters of PEFT.
+
+    PEFT wraps the model and some of its modules, so names and classes are other ones.
+    """
+    if not any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
+        return ""
+    return ". The model has adapters of PEFT: merge them first, with merge_and_unload()"
 
 
 def original_name(name: str) -> str:

@@ -34,7 +34,8 @@ def linear(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
             return weight.detach().T, None if bias is None else bias.detach()
     raise UnsupportedError(
         f"{name!r} is a {type(module).__name__} without a weight of floats, and edges need the "
-        "columns of each head: merge adapters into the model, and load it unquantised"
+        "columns of each head: load the model unquantised, and merge adapters into it, with "
+        "merge_and_unload()"
     )
 
 

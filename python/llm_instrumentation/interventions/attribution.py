@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis._progress import Progress, reported
-from ..core.selection import original_name
+from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._integration import points
 from ._part import Part
@@ -124,7 +124,7 @@ def attribution_patching(
     method = "attribution patching" + (
         "" if steps is None else f", integrated gradients, {steps} steps"
     )
-    return effects_of(model, nodes, effects, base, source, metric, method, direction)
+    return effects_of(model, prompts, nodes, effects, base, source, metric, method, direction)
 
 
 def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
@@ -151,7 +151,7 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
     if not found:
         raise UnsupportedError(
             f"steps need the module of the token embeddings, and {type(model).__name__} has no "
-            "get_input_embeddings(): leave steps out"
+            f"get_input_embeddings(): leave steps out{adapter_advice(model)}"
         )
     return found
 

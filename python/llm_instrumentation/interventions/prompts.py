@@ -170,6 +170,25 @@ class Prompts:
         last: Tensor = (mask.bool() * columns).amax(1)
         return last
 
+    def token_ids(self, *, encoder: bool = False) -> tuple[Tensor, Tensor] | None:
+        """The token ids of the clean and the corrupted inputs, each int64 [examples, tokens].
+
+        Padding is -1. None: the inputs have no token ids.
+
+        Args:
+            encoder: with an encoder and a decoder, those of the encoder.
+        """
+        side = "decoder_" if "decoder_input_ids" in self.clean and not encoder else ""
+        found = []
+        for inputs in (self.clean, self.corrupted):
+            ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}{_MASK}")
+            if ids is None:
+                return None
+            if mask is not None and mask.shape == ids.shape:
+                ids = ids.masked_fill(mask == 0, -1)
+            found.append(ids)
+        return found[0], found[1]
+
     def label(self, name: str) -> Tensor:
         """The tensor of a label.
 
