@@ -11,7 +11,7 @@ from torch import nn
 
 from .config import HookConfig, HookGranularity, InstrumentationConfig, LayerPattern
 
-__all__ = ["LayerSelectionError", "adapter_advice", "select_modules"]
+__all__ = ["LayerSelectionError", "select_modules"]
 
 _NAMES_SHOWN = 8
 

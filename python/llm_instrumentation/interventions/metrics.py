@@ -20,7 +20,6 @@ __all__ = [
     "kl_divergence",
     "logit_difference",
     "logits_of",
-    "widened",
 ]
 
 
