@@ -29,7 +29,7 @@ _MASKED = 1e30  # logits of tokens that a model never predicts are below minus t
 _WAY_OUT = "pass norm= and unembedding=, the modules that make logits of vectors"
 
 
-class _Call(NamedTuple):
+class _BlockCall(NamedTuple):
     """A call of a block."""
 
     name: str
@@ -130,13 +130,13 @@ class ModelHead:
             self.logits(place.new_zeros(1, place.shape[-1]))
         return tuple(map(original_name, found))
 
-    def _run(self, texts: int, length: int) -> tuple[list[_Call], Tensor]:
+    def _run(self, texts: int, length: int) -> tuple[list[_BlockCall], Tensor]:
         """The calls of the blocks in a run of the model, and its logits."""
-        calls: list[_Call] = []
+        calls: list[_BlockCall] = []
 
         def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
             # The model may change what a block returned in place.
-            calls.append(_Call(name, module, _with(output, lambda tensor: tensor.clone())))
+            calls.append(_BlockCall(name, module, _with(output, lambda tensor: tensor.clone())))
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._entries.items():
@@ -178,7 +178,7 @@ class ModelHead:
             )
         return found
 
-    def _found(self, calls: list[_Call], logits: Tensor) -> int:
+    def _found(self, calls: list[_BlockCall], logits: Tensor) -> int:
         """The first of the calls, the last one of its list, whose vectors alone make the logits."""
         problems = []
         for number in _lasts(calls):
@@ -270,7 +270,7 @@ def _list_of(name: str) -> str:
     return name.rpartition(".")[0] + "."
 
 
-def _ranges(calls: list[_Call]) -> dict[str, tuple[int, int]]:
+def _ranges(calls: list[_BlockCall]) -> dict[str, tuple[int, int]]:
     """The first and the last call of each list."""
     found: dict[str, tuple[int, int]] = {}
     for number, call in enumerate(calls):
@@ -279,7 +279,7 @@ def _ranges(calls: list[_Call]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _lasts(calls: list[_Call]) -> list[int]:
+def _lasts(calls: list[_BlockCall]) -> list[int]:
     """The last call of each list, in the order in which they may be those of the last block.
 
     The lists of an encoder come before those of a decoder. A block may have its parts in several
@@ -295,7 +295,7 @@ def _lasts(calls: list[_Call]) -> list[int]:
     return [last for turn in turns for last in sorted(turn, reverse=True)]
 
 
-def _lists_apart(calls: list[_Call], own: str) -> tuple[str, ...]:
+def _lists_apart(calls: list[_BlockCall], own: str) -> tuple[str, ...]:
     """The lists in other parts of the model that run before or behind a list, not in turn."""
 
     def part(name: str) -> str:
