@@ -112,6 +112,8 @@ def test_models_in_half_precision(model_type, dtype):
         ("opt", {"word_embed_proj_dim": 8}),
         ("opt", {"do_layer_norm_before": False}),
         ("granite", {"logits_scaling": 8.0}),
+        ("falcon_h1", {"lm_head_multiplier": 0.25}),
+        ("cohere", {"logit_scale": 0.5}),
         ("gemma2", {"final_logit_softcapping": 3.0}),
         ("t5", {"tie_word_embeddings": True}),
         ("t5", {"tie_word_embeddings": False}),
