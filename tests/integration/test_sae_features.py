@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tiny_models
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig
+from llm_instrumentation.analysis._sae_logits import LogitEffects
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.analysis.rows import Rows
@@ -397,6 +399,24 @@ def test_a_model_has_its_unembedding(llama, data):
         describe(data, sae, unembedding=llama)
     with pytest.raises(InvalidArgumentError, match="a Linear has no output embeddings"):
         describe(data, sae, unembedding=nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "others"),
+    [("llama", ""), ("cohere", ""), ("gpt2", ""), ("gemma2", ""),
+     ("opt", "'model.decoder.project_out'"), ("bert", "'cls.predictions.transform.dense'")],
+)  # fmt: skip
+def test_a_model_whose_unembedding_is_not_all_is_refused(model_type, others):
+    fields = {"word_embed_proj_dim": 8} if model_type == "opt" else {}
+    model = tiny_models.make(model_type, **fields).model
+    matrix = model.get_output_embeddings().weight
+    sae = SimpleNamespace(W_dec=torch.ones(1, matrix.shape[1]))
+    if others:
+        with pytest.raises(InvalidArgumentError, match=f"has {others} between its last block"):
+            LogitEffects(sae, model, top=1)
+    else:
+        (found,) = LogitEffects(sae, model, top=1).of(np.array([0]), lambda ids: None)
+        assert found[0][0].token_id == int(matrix.float().sum(1).argmax())
 
 
 # ---- files ----------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ EXTRAS = {
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *("analysis._pool_rows", "analysis._ray_source"),
+    *("analysis._model_head", "analysis._pool_rows", "analysis._ray_source"),
     *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens")),
     "analysis.dataset",
     "analysis.similarity",

@@ -220,7 +220,7 @@ def tokens_on_x(
     ax: Axes, tokens: Sequence[str], label: str = "Token", places: Sequence[float] | None = None
 ) -> None:
     """Labels the columns of a heat map, or an x axis with a token at each of some places."""
-    labels = [_token(token) for token in tokens]
+    labels = [token_text(token) for token in tokens]
     _label(ax, "x", labels, places)
     ax.tick_params(axis="x", labelrotation=90 if any(len(text) > 2 for text in labels) else 0)
     ax.set_xlabel(label)
@@ -247,11 +247,12 @@ def _number(value: float) -> str:
 
 def tokens_on_y(ax: Axes, tokens: Sequence[str], label: str) -> None:
     """Labels the rows of a heat map with tokens."""
-    _label(ax, "y", [_token(token) for token in tokens])
+    _label(ax, "y", [token_text(token) for token in tokens])
     ax.set_ylabel(label)
 
 
-def _token(text: str) -> str:
+def token_text(text: str) -> str:
+    """A token as a label: without spaces around it, and shortened."""
     return drawing.shortened(shown(text).strip() or repr(text), 14)
 
 

@@ -13,6 +13,7 @@ import torch
 from ..core.outputs import replace_tensor, split_name
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError
+from ._model_head import evaluating
 from ._sae_training import check_layer, rows_of
 from .dataset import ActivationDataset
 
@@ -244,7 +245,7 @@ def cross_entropy_score(
         return found
 
     sums: list[torch.Tensor] = []
-    with _evaluating(model), _evaluating(sae):
+    with evaluating(model), evaluating(sae):
         for given in batches:
             ways = [None, reconstruction(sae), torch.zeros_like]
             found = torch.stack([total(given, way) for way in ways])
@@ -286,15 +287,3 @@ def _cross_entropy(model: torch.nn.Module, given: Any) -> torch.Tensor:
     )
     seen = kept.flatten() != 0
     return torch.stack([nats[seen].double().sum(), seen.sum().double()]).cpu()
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Sets evaluation mode in the block, and every module back to its own mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

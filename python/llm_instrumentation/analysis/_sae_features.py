@@ -414,7 +414,7 @@ def describe_features(
         unembedding: the matrix [vocabulary, width] for `promoted` and `suppressed`, or a model of
             transformers, whose output embeddings are taken; None: leave them out. An effect is the
             product of a row of the decoder and a row of this matrix, in float32. It leaves out what
-            the model does in between, the last norm too.
+            the model does in between, the last norm too, and scales and soft caps of the logits.
         logits: tokens of each kind.
         max_rows: read no more rows; None: all.
         device: where an autoencoder from a folder runs.
@@ -422,7 +422,9 @@ def describe_features(
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; there is no such layer
-            or feature; or the data set or the unembedding has another width.
+            or feature; the data set or the unembedding has another width; or the model multiplies
+            with other matrices too behind its last block.
+        UnsupportedError: (a TypeError) it is not known what the model does there.
         NotFoundError: the folder has no finished training.
         CorruptError: (a ValueError) bytes of a capture differ from the written ones.
         MissingExtraError: SAELens is not installed.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError
+from ._model_head import ModelHead
 
 __all__ = ["LogitEffects", "TokenEffect"]
 
@@ -49,14 +50,18 @@ Effects: TypeAlias = "tuple[list[TokenEffect], list[TokenEffect]]"
 class LogitEffects:
     """What features do to the logits of tokens: decoder times unembedding, in float32.
 
+    So norms, scales and soft caps are left out. Scales keep the order of tokens, and so do caps.
+
     Args:
         sae: an autoencoder, see `RowEncoder`.
         unembedding: the matrix [vocabulary, width], or a model of transformers, whose output
-            embeddings are taken.
+            embeddings are taken. It runs, see `ModelHead`.
         top: tokens of each kind.
 
     Raises:
-        InvalidArgumentError: the model has no output embeddings, or the matrix another width.
+        InvalidArgumentError: the model has no output embeddings, or other matrices beside them; or
+            the matrix has another width.
+        UnsupportedError: it is not known what the model does behind its last block.
     """
 
     def __init__(self, sae: Any, unembedding: nn.Module | Tensor, top: int) -> None:
@@ -108,5 +113,25 @@ def _unembedding(given: nn.Module | Tensor) -> Tensor:
             f"a {type(given).__name__} has no output embeddings: give the matrix "
             "[vocabulary, width]"
         )
+    if isinstance(given, nn.Module):
+        _check_directions(given, layer)
     matrix: Tensor = layer.weight.detach()
     return matrix
+
+
+def _check_directions(model: nn.Module, unembedding: nn.Module) -> None:
+    """
+    Raises:
+        InvalidArgumentError: the model multiplies vectors with other matrices too before they are
+            logits, so a product with the unembedding alone would say nothing.
+        UnsupportedError: it is not known what the model does with them.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    own = names.get(id(unembedding))
+    others = [name for name in ModelHead(model).matrices() if name != own]
+    if others:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} has {', '.join(map(repr, others))} between its last block and "
+            "the logits, beside the unembedding: give the matrix [vocabulary, width] that its "
+            "vectors meet"
+        )

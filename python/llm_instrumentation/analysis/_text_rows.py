@@ -17,6 +17,7 @@ from .rows import NoCallsError, NotTokenAlignedError, Rows
 __all__ = [
     "chosen_layers",
     "labels",
+    "of_last_calls",
     "rows_and_texts",
     "rows_of_text",
     "rows_of_texts",
@@ -57,6 +58,8 @@ def rows_of_texts(
     sequence: int,
     tokenizer: Any = None,
     steps: Selector = None,
+    *,
+    last_calls: bool = False,
 ) -> dict[str, Rows]:
     """The rows of a text at each layer. All have the same tokens.
 
@@ -67,6 +70,7 @@ def rows_of_texts(
         sequence: as for `rows_of_text`.
         tokenizer: its `decode` gives the texts of tokens.
         steps: as for `rows_of_text`.
+        last_calls: of layers that a model runs several times in a step, those of the last time.
 
     Raises:
         NotTokenAlignedError: a layer has no vector for each token, or other tokens.
@@ -78,6 +82,7 @@ def rows_of_texts(
     for layer in chosen_layers(reader, layers):
         try:
             rows = rows_of_text(reader, layer, sequence, tokenizer, steps)
+            rows = of_last_calls(rows) if last_calls else rows
         except NotTokenAlignedError as error:
             problem = problem or error
             if layers is not None:
@@ -130,6 +135,14 @@ def rows_of_text(
             f"{texts.max(initial=0)}"
         )
     return rows[of]
+
+
+def of_last_calls(rows: Rows) -> Rows:
+    """The rows of the last call of a layer in each step; a model may repeat its layers."""
+    calls, steps = rows.column("call"), rows.column("step")
+    last = {step: calls[steps == step].max() for step in np.unique(steps).tolist()}
+    kept = calls == np.array([last[step] for step in steps.tolist()], calls.dtype)
+    return rows if kept.all() else rows[np.flatnonzero(kept)]
 
 
 def rows_and_texts(

@@ -37,7 +37,7 @@ def attention_size(found: AttentionWeights) -> tuple[float, float]:
 def draw_attention(ax: Axes, found: AttentionWeights, head: int | None = None) -> None:
     """Draws the weights of a head, or the mean of all, as `plots.plot_attention` describes."""
     heads = len(found.weights)
-    of = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
+    of = f"mean of {heads} heads" if head is None else f"head {head} (of 0 to {heads - 1})"
     values = found.weights.mean(axis=0) if head is None else found.weights[head]
     _canvas.heat_map(
         ax, values, _canvas.SHARES, "Attention weight", limits=(0.0, float(np.nanmax(values))),

@@ -1,7 +1,9 @@
 """The logit lens: what a model would predict if it ended at an earlier layer.
 
-The vectors of each layer go through the final norm and the unembedding of the model. See
-nostalgebraist 2020, "interpreting GPT: the logit lens".
+The vectors of each layer go through what the model does with those of its last block: the final
+norm, the unembedding, and the scales, biases and soft caps that some models have there. So at the
+last layer the lens is the model's prediction. See nostalgebraist 2020, "interpreting GPT: the logit
+lens".
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ._opened import Capture, opened
-from ._text_rows import rows_of_texts, token_labels
+from ._text_rows import of_last_calls, rows_of_texts, token_labels
 from .rows import Rows
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ._model_head import ModelHead
 
 __all__ = ["LogitLens", "logit_lens"]
 
@@ -63,25 +67,39 @@ def logit_lens(
 ) -> LogitLens:
     """Applies the logit lens to the layers of a capture.
 
+    The model's own head makes the logits, whatever it has behind its last block. It is found by two
+    forward passes of made-up tokens, and must make the model's logits of what the last block
+    returned. No other thread may run the model meanwhile, and no capture of it may be open.
+
     Args:
         capture: a reader or the path of a stream.
-        model: the model that was captured; only its norm and unembedding are called.
-        layers: names or patterns of layers that return the residual stream; None: the blocks.
+        model: the model that was captured. Its mode stays as it is.
+        layers: names or patterns of layers that return the residual stream; None: the blocks that
+            lead to the logits, those of the decoder if there is an encoder too.
         sequence: the number of the text in the capture, from 0, through all steps of a generation.
         tokenizer: its `decode` gives the texts of tokens.
-        norm: the module before the unembedding; None: it is found by its name, as ``norm`` or
-            ``ln_f``. ``torch.nn.Identity()`` is none.
-        unembedding: makes logits of vectors; None: the `get_output_embeddings()` of the model.
+        norm: a module that is called in place of the model's head, before the unembedding.
+            ``torch.nn.Identity()`` is none. With `unembedding` alone it is found by its name, as
+            ``norm`` or ``ln_f``.
+        unembedding: makes logits of vectors, in place of the model's head. With `norm` alone it is
+            the `get_output_embeddings()` of the model. With either of the two nothing else of
+            the head is applied: no scale, soft cap or projection.
 
     Raises:
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
-        InvalidArgumentError: (a ValueError) norm or unembedding is not found, or has another width;
-            there is no such text.
+        InvalidArgumentError: (a ValueError) the model has no unembedding; norm or unembedding is
+            not found, or has another width; there is no such text.
+        UnsupportedError: (a TypeError) the logits are not made of the vectors of the last block
+            alone, or the model does not run on token ids alone; the message says how they
+            differ. Or a layer is in another part of the model, as an encoder.
     """
+    head = _head(model, norm, unembedding)
     with opened(capture) as reader:
-        rows = rows_of_texts(reader, layers, sequence, tokenizer)
-        return lens_of(rows, model, tokenizer=tokenizer, norm=norm, unembedding=unembedding)
+        if layers is None:
+            layers = [name for name in reader.layers if name in head.blocks] or None
+        rows = rows_of_texts(reader, layers, sequence, tokenizer, last_calls=True)
+        return _lens_of(rows, head, tokenizer)
 
 
 def lens_of(
@@ -93,23 +111,28 @@ def lens_of(
     unembedding: nn.Module | None = None,
 ) -> LogitLens:
     """Applies the logit lens to the rows of one text, by layer, as of `rows_of_texts`."""
+    last = {layer: of_last_calls(of_layer) for layer, of_layer in rows.items()}
+    return _lens_of(last, _head(model, norm, unembedding), tokenizer)
+
+
+def _lens_of(rows: Mapping[str, Rows], head: ModelHead | _Given, tokenizer: Any) -> LogitLens:
     import torch
 
-    unembed = _unembedding(model) if unembedding is None else unembedding
-    normalize = _norm(model) if norm is None else norm
     ids, probabilities = [], []
     with torch.inference_mode():
         for layer, of_layer in rows.items():
+            head.check_layer(layer)
             best = []
             for first in range(0, len(of_layer), _TOKENS):
                 vectors = of_layer[first : first + _TOKENS].to_torch()
                 try:
-                    logits = _through(unembed, _through(normalize, vectors)).float()
-                except RuntimeError as error:
+                    logits = head.logits(vectors)
+                except (RuntimeError, InvalidArgumentError) as error:
                     raise InvalidArgumentError(
                         f"{layer!r} has vectors of {list(vectors.shape[1:])}, which norm and "
                         f"unembedding do not take: choose layers. {error}"
                     ) from error
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 top, at = logits.max(dim=-1)
                 best.append((at.cpu(), (top - logits.logsumexp(dim=-1)).exp().double().cpu()))
             ids.append(torch.cat([at for at, _ in best]).numpy())
@@ -121,6 +144,35 @@ def lens_of(
         tuple(rows), tokens, found, np.stack(probabilities),
         tuple(tuple(known[n] for n in of_layer) for of_layer in found.tolist()),
     )  # fmt: skip
+
+
+class _Given:
+    """A norm and an unembedding in place of the head of a model."""
+
+    blocks = ()
+
+    def __init__(self, norm: nn.Module, unembedding: nn.Module) -> None:
+        self._norm, self._unembedding = norm, unembedding
+
+    def check_layer(self, layer: str) -> None:
+        """All layers go."""
+
+    def logits(self, vectors: Any) -> Any:
+        """See `ModelHead.logits`."""
+        return _through(self._unembedding, _through(self._norm, vectors))
+
+
+def _head(
+    model: nn.Module, norm: nn.Module | None, unembedding: nn.Module | None
+) -> ModelHead | _Given:
+    from ._model_head import ModelHead
+
+    if norm is None and unembedding is None:
+        return ModelHead(model)
+    return _Given(
+        _norm(model) if norm is None else norm,
+        _unembedding(model) if unembedding is None else unembedding,
+    )
 
 
 def _through(module: nn.Module, values: Any) -> Any:

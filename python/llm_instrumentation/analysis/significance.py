@@ -19,7 +19,14 @@ import numpy.typing as npt
 from .._extras import extra
 from ..errors import InvalidArgumentError
 
-__all__ = ["Adjustment", "MeanInterval", "adjusted", "bootstrap_interval", "permutation_test"]
+__all__ = [
+    "Adjustment",
+    "MeanInterval",
+    "adjusted",
+    "bootstrap_interval",
+    "permutation_test",
+    "width_remark",
+]
 
 #: How p-values of many tests are adjusted: Holm, or Benjamini and Hochberg.
 Adjustment = Literal["holm", "fdr_bh"]
@@ -110,6 +117,26 @@ def _studentised(values: Floats, shares: Floats, confidence: float) -> Floats:
     quantiles = np.quantile(t, [1 - tail, tail], axis=0, method="inverted_cdf")
     ends: Floats = mean - quantiles * np.sqrt(variance)
     return ends
+
+
+def width_remark(effects: Any, low: Any, high: Any, examples: int) -> str:
+    """Why intervals are wide, where most of them reach further than their effects; else "".
+
+    Args:
+        effects: mean effects, [places].
+        low, high: the ends of their intervals, [places]; NaN is none.
+        examples: that they are means of.
+    """
+    effects, low, high = (np.asarray(one, np.float64) for one in (effects, low, high))
+    if examples == 1:
+        return "one example has no interval"
+    known = ~np.isnan(low) & ~np.isnan(high) & (high > low)
+    if not known.any():
+        return ""
+    dwarfed = (high[known] - low[known]) / 2 > np.abs(effects[known])
+    if dwarfed.mean() <= 0.5:
+        return ""
+    return f"{examples:,} examples are few here: most intervals are wider than their effects"
 
 
 def permutation_test(effects: Any, seed: int = 0, *, resamples: int = 9_999) -> Floats:

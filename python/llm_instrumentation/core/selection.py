@@ -122,6 +122,16 @@ def _all_names(model: nn.Module) -> _Names:
     return names
 
 
+def adapter_advice(model: nn.Module) -> str:
+    """The end of a message about parts of a model that are not found; "" without adapters of PEFT.
+
+    PEFT wraps the model and some of its modules, so names and classes are other ones.
+    """
+    if not any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
+        return ""
+    return ". The model has adapters of PEFT: merge them first, with merge_and_unload()"
+
+
 def original_name(name: str) -> str:
     """A module's name in the model, without the parts that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
@@ -18,7 +17,7 @@ from ..analysis.significance import (
 )
 from ._runs import model_name, versions
 from .decoders import PreNormDecoder
-from .metrics import Metric
+from .metrics import Metric, widened
 
 __all__ = ["effects_graph", "precise"]
 
@@ -27,7 +26,7 @@ _TOGETHER = 4096  # edges whose intervals take memory at the same time
 
 def precise(values: Tensor) -> Tensor:
     """Numbers without a gradient, on the CPU, in float32 or float64."""
-    return values.detach().cpu().to(torch.promote_types(values.dtype, torch.float32))
+    return widened(values.detach().cpu())
 
 
 def effects_graph(

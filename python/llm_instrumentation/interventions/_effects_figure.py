@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._extras import extra
 from .._pages import drawing
 from ..analysis import _canvas
+from ..analysis.significance import width_remark
 from ..errors import InvalidArgumentError
 from .effects import position_of
 
@@ -18,7 +21,7 @@ with extra("report", "A figure"):
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .effects import Effects
+    from .effects import Effects, Ids
 
 __all__ = ["plot_effects"]
 
@@ -26,18 +29,58 @@ __all__ = ["plot_effects"]
 _SIGNED = "RdBu"
 
 
-def plot_effects(effects: Effects, ax: Axes | None) -> Axes:
+def plot_effects(effects: Effects, ax: Axes | None, tokenizer: Any) -> Axes:
     """See `Effects.plot`."""
     heads = any(site.head is not None for site in effects.sites)
     positions = [position_of(site) for site in effects.sites]
+    has_map = not heads and all(position is not None for position in positions)
+    if tokenizer is not None and not has_map:
+        raise InvalidArgumentError(
+            "tokenizer is for a map of positions, and these sites have none: give positions to "
+            "sites_of, or leave tokenizer out"
+        )
     if heads:
         columns = ["MLP" if site.head is None else str(site.head) for site in effects.sites]
         rows = [_layer(name) for name in effects.nodes]
         return _heat_map(effects, rows, columns, "Head", ax)
-    if all(position is not None for position in positions):
+    if has_map:
+        texts = {} if tokenizer is None else _texts(effects, positions, tokenizer)
         rows = [name.rpartition("@")[0] for name in effects.nodes]
-        return _heat_map(effects, rows, [str(one) for one in positions], "Position", ax)
+        columns = [str(one) for one in positions]
+        return _heat_map(effects, rows, columns, "Position", ax, texts)
     return _bars(effects, ax)
+
+
+def _texts(effects: Effects, positions: list[int | None], tokenizer: Any) -> dict[str, str]:
+    """The tokens at each position, by its number as text.
+
+    Raises:
+        InvalidArgumentError: they are not known.
+    """
+    clean, corrupted = effects.clean_ids, effects.corrupted_ids
+    if clean is None:
+        raise InvalidArgumentError(
+            "the tokens at the positions are not known: the inputs have no token ids, or some "
+            "sites are in an encoder and others in a decoder"
+        )
+
+    @functools.cache
+    def decoded(number: int) -> str:
+        return _canvas.token_text(tokenizer.decode([number]))
+
+    def at(ids: Ids, position: int) -> str:
+        found = [number for number in ids[:, position].tolist() if number >= 0]
+        if not found:
+            return "–"  # padding
+        return decoded(found[0]) + "…" * (len(set(found)) > 1)
+
+    texts = {}
+    for position in {one for one in positions if one is not None}:
+        text = at(clean, position)
+        if corrupted is not None and (clean[:, position] != corrupted[:, position]).any():
+            text += f"→{at(corrupted, position)}"
+        texts[str(position)] = text
+    return texts
 
 
 def _layer(node: str) -> str:
@@ -47,8 +90,18 @@ def _layer(node: str) -> str:
 
 
 def _heat_map(
-    effects: Effects, rows: list[str], columns: list[str], label: str, ax: Axes | None
+    effects: Effects,
+    rows: list[str],
+    columns: list[str],
+    label: str,
+    ax: Axes | None,
+    texts: Mapping[str, str] | None = None,
 ) -> Axes:
+    """A heat map of layers and heads or positions.
+
+    Args:
+        texts: what a column is called; others are called as in `columns`.
+    """
     row_of = {name: at for at, name in enumerate(dict.fromkeys(rows))}
     ordered = sorted(dict.fromkeys(columns), key=lambda name: (not _is_number(name), _key(name)))
     column_of = {name: at for at, name in enumerate(ordered)}
@@ -68,7 +121,8 @@ def _heat_map(
         label_of_colors = f"Effect on {effects.metric}"
         _canvas.heat_map(axes, matrix, _SIGNED, label_of_colors, limits=(-most, most))
         _canvas.layers_on_y(axes, list(row_of))
-        _canvas.tokens_on_x(axes, ordered, label)
+        shown = [(texts or {}).get(column, column) for column in ordered]
+        _canvas.tokens_on_x(axes, shown, "Token" if texts else label)
         _canvas.title(axes, _title(effects), _remark(effects))
         return axes
 
@@ -98,7 +152,8 @@ def _bars(effects: Effects, ax: Axes | None) -> Axes:
             axes.set_ylabel("MLP of layer")
         axes.grid(True, axis="x")
         axes.set_axisbelow(True)
-        axes.set_xlabel(f"Effect on {effects.metric}")
+        why = width_remark(mean, low, high, effects.values.shape[1])
+        axes.set_xlabel("\n".join(filter(None, [f"Effect on {effects.metric}", why])))
         _canvas.title(axes, _title(effects), _remark(effects))
         return axes
 

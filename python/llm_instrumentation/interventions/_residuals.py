@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 from .decoders import PreNormDecoder
 from .edits import Edit, apply
 from .installed import intervene
+from .metrics import widened
 
 __all__ = ["Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
 
@@ -33,7 +34,8 @@ def linear(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
             return weight.detach().T, None if bias is None else bias.detach()
     raise UnsupportedError(
         f"{name!r} is a {type(module).__name__} without a weight of floats, and edges need the "
-        "columns of each head: merge adapters into the model, and load it unquantised"
+        "columns of each head: load the model unquantised, and merge adapters into it, with "
+        "merge_and_unload()"
     )
 
 
@@ -61,9 +63,9 @@ class Written:
         self.values = list(values)
 
     def minus(self, other: Written) -> Written:
-        """The difference of two runs."""
+        """The difference of two runs, in float32 or float64."""
         pairs = zip(self.values, other.values, strict=True)
-        return Written(self.decoder, [one - another for one, another in pairs])
+        return Written(self.decoder, [widened(one) - widened(another) for one, another in pairs])
 
     def spread(self, number: int) -> Tensor:
         """What the nodes of one of the writers add to the residual stream.
@@ -84,7 +86,8 @@ class Written:
         block = self.decoder.blocks[writers.layer]
         columns = block.heads.columns(number - writers.begin).columns
         weight, _ = linear(self.decoder.module(block.out), block.out)
-        return self.values[at][..., columns] @ weight[:, columns].T
+        value = self.values[at][..., columns]
+        return value @ weight[:, columns].to(value.dtype).T
 
     def residuals(self) -> list[Tensor]:
         """What each of `decoder.readers` reads: [batch, tokens, width] of each."""
@@ -108,7 +111,7 @@ def spread(decoder: PreNormDecoder, number: int, value: Tensor) -> Tensor:
     weight, _ = linear(decoder.module(block.out), block.out)
     heads = len(writers.nodes)
     by_head = value.reshape(*value.shape[:2], heads, -1)
-    columns = weight.reshape(len(weight), heads, -1)
+    columns = weight.to(value.dtype).reshape(len(weight), heads, -1)
     return torch.einsum("bthe,dhe->hbtd", by_head, columns)
 
 

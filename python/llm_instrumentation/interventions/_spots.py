@@ -12,7 +12,7 @@ from torch import nn
 from ..core.calls import encoder_of
 from ..core.model_layouts import layouts_of
 from ..core.outputs import split_name
-from ..core.selection import has_forward, original_name
+from ..core.selection import adapter_advice, has_forward, original_name
 from ..core.sink import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._additions import layers_of, scope_of
@@ -85,6 +85,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
                 raise InvalidArgumentError(
                     f"head = {site.head}: {layer!r} is no attention module whose heads are known: "
                     + (f"choose {known}" if known else "say where they are with register_heads")
+                    + adapter_advice(model)
                 )
             found = heads[layer].columns(site.head, site.head_input)
             layer, side, columns, width = found.module, found.side, found.columns, found.width
@@ -92,6 +93,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
         if split is None or not has_forward(modules[split[0]]):
             raise InvalidArgumentError(
                 f"the model has no layer {layer!r}: choose {_similar(layer, modules)}"
+                + adapter_advice(model)
             )
         name, path = split
         module = modules[name]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis._progress import Progress, reported
-from ..core.selection import original_name
+from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._integration import points
 from ._part import Part
@@ -40,7 +40,7 @@ from ._spots import Spot
 from .edits import Call, Edit
 from .effects import Effects, effects_of
 from .installed import intervene
-from .metrics import Metric
+from .metrics import Metric, widened
 from .prompts import TOKEN_IDS, Direction, Prompts
 from .sites import Site
 
@@ -124,7 +124,7 @@ def attribution_patching(
     method = "attribution patching" + (
         "" if steps is None else f", integrated gradients, {steps} steps"
     )
-    return effects_of(model, nodes, effects, base, source, metric, method, direction)
+    return effects_of(model, prompts, nodes, effects, base, source, metric, method, direction)
 
 
 def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
@@ -151,7 +151,7 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
     if not found:
         raise UnsupportedError(
             f"steps need the module of the token embeddings, and {type(model).__name__} has no "
-            "get_input_embeddings(): leave steps out"
+            f"get_input_embeddings(): leave steps out{adapter_advice(model)}"
         )
     return found
 
@@ -269,9 +269,8 @@ class _Taps:
         if alpha == 0:
             self._bases.setdefault(site, []).append(call.tensor.detach().clone())
             return call.tensor
-        precise = _precise(call.tensor)
         base, source = (
-            of_calls[site][call.call].to(precise) for of_calls in (self._bases, self._sources)
+            widened(of_calls[site][call.call]) for of_calls in (self._bases, self._sources)
         )
         return (base + alpha * (source - base)).to(call.tensor.dtype)
 
@@ -288,8 +287,7 @@ class _Taps:
                 f"{list(tensor.shape)} at call {call.call}"
             )
         if alpha == 0:
-            precise = _precise(tensor)
-            calls[call.call] = calls[call.call].to(precise) - tensor.detach().to(precise)
+            calls[call.call] = widened(calls[call.call]) - widened(tensor.detach())
         difference = calls[call.call]
         shared = not tensor.dim() or len(tensor) % rows != 0
         if shared and bool(difference.any()):
@@ -334,10 +332,6 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ctx.measure(gradient)
         return gradient if ctx.needs_input_grad[0] else None, None, None
-
-
-def _precise(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _check_graph(output: Any, value: Tensor, metric: Metric) -> None:

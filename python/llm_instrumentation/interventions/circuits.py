@@ -28,7 +28,7 @@ from ._runs import Floats, check_given
 from .decoders import DecoderBlock, PreNormDecoder, decoder
 from .edits import Edit, apply
 from .installed import intervene
-from .metrics import Metric
+from .metrics import Metric, widened
 from .prompts import Prompts
 
 if TYPE_CHECKING:
@@ -527,11 +527,12 @@ class _Circuit:
         readers = self._decoder.readers[number]
         mask = self._mask[readers.edges].view(len(readers.inputs), readers.upstream)
         different, which = torch.unique(mask[list(inputs)], dim=0, return_inverse=True)
-        found = self._residuals[number].expand(len(different), *self._shape).clone()
+        residual = self._residuals[number]
+        found = widened(residual).repeat(len(different), 1, 1, 1)
         for at, writers in enumerate(self._decoder.writers):
             there = different[:, writers.begin : writers.end]
             if writers.end <= readers.upstream and there.any():
-                change = self._live[at] - self._reference.values[at]
+                change = widened(self._live[at]) - widened(self._reference.values[at])
                 sources = spread(self._decoder, at, change)
                 found += torch.einsum("us,sbtd->ubtd", there.to(sources), sources)
-        return found, which.tolist()
+        return found.to(residual.dtype), which.tolist()

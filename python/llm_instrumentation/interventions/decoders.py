@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..analysis.causal_graph._parts import INPUTS
-from ..core.selection import original_name
+from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads
 
@@ -304,7 +304,7 @@ def decoder(model: nn.Module) -> PreNormDecoder:
                 )
         raise UnsupportedError(
             f"it is not known how {kind} is built: say it with register_decoder, if it is a "
-            f"pre-norm decoder. Known are {', '.join(sorted(_LAYOUTS))}"
+            f"pre-norm decoder. Known are {', '.join(sorted(_LAYOUTS))}{adapter_advice(original)}"
         )
     return _built(original, names[0], layout)
 
@@ -331,7 +331,7 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
                 attention = layer.get_submodule(layout.attention)
                 raise UnsupportedError(
                     f"it is not known where {type(attention).__name__} has its heads: say it with "
-                    "register_heads"
+                    f"register_heads{adapter_advice(model)}"
                 )
             parallel = layout.parallel
             if isinstance(parallel, str):
@@ -348,6 +348,7 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
     except AttributeError as error:
         raise UnsupportedError(
             f"{kind} is not as its layout says: {error}. Use register_decoder with another layout"
+            + adapter_advice(model)
         ) from error
     if not blocks:
         raise UnsupportedError(f"{kind} has no layers in {layout.layers!r}")

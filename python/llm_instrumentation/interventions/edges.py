@@ -27,7 +27,7 @@ from ._runs import check_given, check_gradients, frozen, warn_of_flat
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
-from .metrics import Metric
+from .metrics import Metric, widened
 from .prompts import Direction, Prompts
 
 __all__ = ["edge_attribution", "edge_patching"]
@@ -102,7 +102,7 @@ def edge_attribution(
             difference, embedded = corrupted.minus(clean), clean.values[0]
             del clean, corrupted
             for share, weight in way:
-                start = embedded + share * difference.values[0]
+                start = (embedded + share * difference.values[0]).to(embedded.dtype)
                 for readers, gradients in _gradients(graph, batch, start, metric):
                     _add_products(rows, readers, gradients, difference, weight)
                 done += len(batch)
@@ -207,7 +207,7 @@ def _gradients(
         else:
             behind = found[number].reshape(1, *start.shape)
         gradients = before_norm(graph, readers.norm, residual, behind)
-        yield readers, gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+        yield readers, widened(gradients)
 
 
 def _into_heads(
@@ -426,7 +426,7 @@ class _Patched:
         def changed(residual: Tensor) -> Tensor:
             new = residual.clone().reshape(-1, *shape)
             for rows, patch in patched:
-                new[rows] += self._difference.of_node(patch.source)
+                new[rows] += self._difference.of_node(patch.source).to(new.dtype)
             return new.reshape(residual.shape)
 
         if readers.kind == "logits":
@@ -454,7 +454,7 @@ class _Patched:
                 returned = returned.clone()
                 for rows, patch in patched:
                     residual = kept[0][rows]
-                    new = residual + self._difference.of_node(patch.source)
+                    new = residual + self._difference.of_node(patch.source).to(residual.dtype)
                     # The difference of the projections, so that no change stays none.
                     both = [behind_norm(graph, readers.norm, one) for one in (new, residual)]
                     for kind in kinds:

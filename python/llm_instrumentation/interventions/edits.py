@@ -24,6 +24,7 @@ from ..errors import InvalidArgumentError, UnsupportedError
 from ._part import Part
 from ._sources import Source, activations_of, as_tensor, check_like, check_source, each_of, value_at
 from ._spots import Spot
+from .metrics import widened
 from .sites import Site, Where
 
 if TYPE_CHECKING:
@@ -268,18 +269,20 @@ def _own_mean(call: Call, over: str) -> Tensor:
                 "a batch_size that leaves no batch of one"
             )
         real = call.part.real_tokens
+        precise = widened(batch)
         if real is None or real.shape != batch.shape[:2]:
-            found = batch.mean(0, keepdim=True)
+            found = precise.mean(0, keepdim=True)
         else:
             counts = real.to(batch.device).reshape(*real.shape, *[1] * (batch.dim() - 2))
-            found = (batch * counts).sum(0, keepdim=True) / counts.sum(0, keepdim=True).clamp_min(1)
+            total = (precise * counts).sum(0, keepdim=True)
+            found = total / counts.sum(0, keepdim=True).clamp_min(1)
         return call.part.take_of_batch(found.to(batch.dtype).expand(batch.shape))
     if not call.tensor.dim():
         return call.values
     rows = call.tensor.reshape(-1, call.tensor.shape[-1])
     if (real := call.part.real_tokens) is not None and real.numel() == len(rows):
         rows = rows[real.flatten().to(rows.device)]
-    return call.part.fit(rows.mean(0), "the mean")
+    return call.part.fit(widened(rows).mean(0).to(rows.dtype), "the mean")
 
 
 def _mean_of(call: Call, of: Source, over: str) -> Tensor:

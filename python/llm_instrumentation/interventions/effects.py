@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from .._extras import extra
@@ -19,12 +20,13 @@ from ..analysis.significance import (
     adjusted,
     bootstrap_interval,
     permutation_test,
+    width_remark,
 )
 from ..errors import InvalidArgumentError
 from ._runs import Floats, Target, model_name, versions
 from .metrics import Metric
 from .nodes import node_names
-from .prompts import Direction
+from .prompts import Direction, Prompts
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Effects"]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
 
 _SHOWN = 20  # rows in a notebook
 # The metrics of the clean and corrupted inputs are as good as equal if their difference is below
@@ -56,6 +60,9 @@ class Effects:
         direction: "denoising": the metric without interventions is `corrupted`. "noising": it is
             `clean`, as for ablations.
         model: the model's name.
+        clean_ids: the token ids of the clean inputs, of the text that all sites are in: int64,
+            [examples, tokens]; -1 is padding. None: unknown, or the sites are in several texts.
+        corrupted_ids: likewise, of the corrupted inputs. None also for ablations.
     """
 
     sites: tuple[Site, ...]
@@ -67,6 +74,8 @@ class Effects:
     method: str
     direction: Direction
     model: str
+    clean_ids: Ids | None = None
+    corrupted_ids: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -92,6 +101,8 @@ class Effects:
         ]
         left_out = len(order) - _SHOWN
         note = f"and {left_out:,} more nodes with smaller effects" if left_out > 0 else ""
+        why = width_remark(self.mean[shown], low, high, self.values.shape[1])
+        note = "; ".join(filter(None, [note, why]))
         return block(repr(self).strip("<>"), table(["node", "effect", "interval"], rows, note))
 
     # ---- numbers ----------------------------------------------------------------------------
@@ -217,7 +228,7 @@ class Effects:
             versions=versions(),
         )
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, *, tokenizer: Any = None) -> Axes:
         """Draws the mean effects. Positive ones are blue, negative ones red.
 
         Heads are a heat map with a row for each layer and a column for each head, and one for the
@@ -226,14 +237,18 @@ class Effects:
 
         Args:
             ax: the axes to draw to; None makes a figure.
+            tokenizer: its `decode` gives the texts of the tokens at the positions, as
+                "John→Mary" where the clean and the corrupted inputs differ. "John…" is the
+                token of the first example, others have others. None: positions are numbers.
 
         Raises:
-            InvalidArgumentError: (a ValueError) two nodes belong to one cell of the heat map.
+            InvalidArgumentError: (a ValueError) two nodes belong to one cell of the heat map; with
+                `tokenizer`, the sites have no positions, or the token ids are not known.
             MissingExtraError: matplotlib is not installed; the extra "report" brings it.
         """
         from ._effects_figure import plot_effects
 
-        return plot_effects(self, ax)
+        return plot_effects(self, ax, tokenizer)
 
 
 def position_of(site: Site) -> int | None:
@@ -246,6 +261,7 @@ def position_of(site: Site) -> int | None:
 
 def effects_of(
     model: nn.Module,
+    prompts: Prompts,
     nodes: Sequence[Target],
     values: Floats,
     base: Floats,
@@ -262,7 +278,11 @@ def effects_of(
     """
     sites = tuple(node.site for node in nodes)
     corrupted, clean = (base, source) if direction == "denoising" else (source, base)
+    in_encoder = {node.spot.in_encoder for node in nodes}
+    # The sites of one figure are in one text, and an encoder has another one than its decoder.
+    ids = prompts.token_ids(encoder=in_encoder == {True}) if len(in_encoder) == 1 else None
+    clean_ids, corrupted_ids = (None, None) if ids is None else (one.cpu().numpy() for one in ids)
     return Effects(
         sites, node_names(model, sites), values, clean, corrupted, metric.name, method, direction,
-        model_name(model),
+        model_name(model), clean_ids, None if method.endswith("ablation") else corrupted_ids,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from ..core.selection import original_name
+from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -222,6 +222,6 @@ def _heads_of(name: str, module: nn.Module, layout: HeadLayout) -> AttentionHead
     except (AttributeError, TypeError) as error:
         raise UnsupportedError(
             f"{name!r} ({type(module).__name__}) is not as its layout of heads says: {error}. Use "
-            "register_heads with another layout"
+            f"register_heads with another layout{adapter_advice(module)}"
         ) from error
     return AttentionHeads(name, heads, shared, head_dim, layout)

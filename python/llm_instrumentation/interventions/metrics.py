@@ -39,10 +39,13 @@ class Metric:
 
         Metric("norm", lambda found, batch: found.norm(dim=1), reads=lambda out: out.pooler_output)
 
+    An effect is a difference of two numbers that are nearly equal, so models in bfloat16 or float16
+    are measured in float32.
+
     Attributes:
         name: for tables and graphs.
         function: gets the logits, [batch, tokens, vocabulary] or what `reads` returns, and the
-            examples of the batch. Returns floats [batch].
+            examples of the batch. Floats have 32 bits or more. Returns such floats, [batch].
         flat_at_clean: the gradient is zero where the model runs as on the clean inputs, as that of
             a distance from them is.
         differentiable: the function has a gradient with regard to the logits. Attribution needs it.
@@ -54,6 +57,8 @@ class Metric:
     flat_at_clean: bool = False
     differentiable: bool = True
     reads: Callable[[Any], Tensor] | None = dataclasses.field(default=None, repr=False)
+    # The function makes float32 of the few logits that it needs: all of them may be gigabytes.
+    _widens: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __call__(self, output: Any, batch: Prompts) -> Tensor:
         """The numbers of a batch, [batch].
@@ -63,23 +68,25 @@ class Metric:
             batch: its examples.
 
         Raises:
-            MetricError: (a ValueError) the function failed, or returned something else, or NaN. The
-                message names the example, or the first and last one of the batch.
+            MetricError: (a ValueError) the function failed, or returned something else, NaN, or
+                floats of fewer than 32 bits. The message names the example, or the first and last
+                one of the batch.
             InvalidArgumentError: the model returned no logits, or a label is missing.
         """
         return self.of_tensor(self.tensor_of(output), batch)
 
     def of_tensor(self, given: Tensor, batch: Prompts) -> Tensor:
         """The numbers of a batch as `__call__` gives them, from what the function gets."""
+        precise = given if self._widens else widened(given)
         try:
-            found = self.function(given, batch)
+            found = self.function(precise, batch)
         except StrapError:
             raise
         except Exception as error:
             first, last = int(batch.places[0]), int(batch.places[-1])
             raise MetricError(
-                f"{self.name!r} failed with a tensor {list(given.shape)} of the examples "
-                f"{first} to {last}: {error!r}"
+                f"{self.name!r} failed with a tensor {list(given.shape)} of {precise.dtype}, for "
+                f"examples {first} to {last}: {error!r}"
             ) from error
         if not isinstance(found, Tensor):
             raise MetricError(f"{self.name!r} returned a {type(found).__name__}, not a tensor")
@@ -90,6 +97,11 @@ class Metric:
             )
         if not found.is_floating_point():
             raise MetricError(f"{self.name!r} returned {found.dtype}: return floats")
+        if found.element_size() < 4:
+            raise MetricError(
+                f"{self.name!r} returned {found.dtype}, which rounds small effects away: return "
+                "float32, as the function gets it"
+            )
         if not bool(torch.isfinite(found.detach()).all()):
             number = int((~torch.isfinite(found.detach())).nonzero()[0])
             raise MetricError(
@@ -130,20 +142,38 @@ def logits_of(output: Any) -> Tensor:
     return found
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor with floats of 32 bits or more: itself, or a float32 copy that has its gradient."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
+
+
 def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
-    """The logits of one position of each example, [batch, vocabulary]; None: the last token's."""
+    """The logits of one position of each example in float32 or float64, [batch, vocabulary].
+
+    Args:
+        position: None: that of each example's last token.
+    """
     if logits.dim() == 2:  # of a classifier
-        return logits
+        return widened(logits)
     if logits.dim() != 3:
         raise InvalidArgumentError(f"the logits have the shape {list(logits.shape)}")
     if position is None:
         rows = torch.arange(len(batch), device=logits.device)
-        return logits[rows, batch.last.to(logits.device)]
+        return widened(logits[rows, batch.last.to(logits.device)])
     if not -logits.shape[1] <= position < logits.shape[1]:
         raise InvalidArgumentError(
             f"position = {position}: the logits have {logits.shape[1]} positions"
         )
-    return logits[:, position]
+    return widened(logits[:, position])
+
+
+def _of_one_position(
+    name: str, function: Callable[[Tensor, Prompts], Tensor], **how: Any
+) -> Metric:
+    """A metric whose function takes its logits with `_at`."""
+    found = Metric(name, function, **how)
+    object.__setattr__(found, "_widens", True)
+    return found
 
 
 def _gathered(logits: Tensor, ids: Tensor) -> Tensor:
@@ -172,18 +202,16 @@ def logit_difference(
         at = _at(logits, batch, position)
         return _gathered(at, batch.label(correct)) - _gathered(at, batch.label(wrong))
 
-    return Metric("logit difference", difference)
+    return _of_one_position("logit difference", difference)
 
 
 def cross_entropy(correct: str = "correct", *, position: int | None = None) -> Metric:
     """The negative log-probability of the correct token, in nats. See `logit_difference`."""
 
     def loss(logits: Tensor, batch: Prompts) -> Tensor:
-        return -_gathered(
-            _at(logits, batch, position).float().log_softmax(-1), batch.label(correct)
-        )
+        return -_gathered(_at(logits, batch, position).log_softmax(-1), batch.label(correct))
 
-    return Metric("cross-entropy", loss)
+    return _of_one_position("cross-entropy", loss)
 
 
 def accuracy(correct: str = "correct", *, position: int | None = None) -> Metric:
@@ -193,7 +221,7 @@ def accuracy(correct: str = "correct", *, position: int | None = None) -> Metric
         best = _at(logits, batch, position).argmax(-1)
         return (best == batch.label(correct).to(best.device)).float()
 
-    return Metric("accuracy", right, differentiable=False)
+    return _of_one_position("accuracy", right, differentiable=False)
 
 
 @torch.no_grad()
@@ -212,7 +240,7 @@ def kl_divergence(
     """
     prompts.check_for(model)
     found = [
-        _at(logits_of(model(**batch.clean)), batch, position).float().log_softmax(-1)
+        _at(logits_of(model(**batch.clean)), batch, position).log_softmax(-1)
         for batch in prompts.batches(batch_size)
     ]
     place = {int(number): at for at, number in enumerate(prompts.places)}
@@ -225,8 +253,8 @@ def kl_divergence(
             raise InvalidArgumentError(
                 f"example {missing}: the divergence was made for other prompts"
             ) from None
-        present = _at(logits, batch, position).float().log_softmax(-1)
+        present = _at(logits, batch, position).log_softmax(-1)
         reference = clean[torch.tensor(rows, device=clean.device)]
         return (reference.exp() * (reference - present)).sum(-1)
 
-    return Metric("KL divergence", divergence, flat_at_clean=True)
+    return _of_one_position("KL divergence", divergence, flat_at_clean=True)

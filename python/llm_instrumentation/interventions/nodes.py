@@ -9,7 +9,13 @@ from typing import Literal, TypeAlias, get_args
 from torch import nn
 
 from ..core.config import HookGranularity, InstrumentationConfig
-from ..core.selection import LayerSelectionError, has_forward, original_name, select_modules
+from ..core.selection import (
+    LayerSelectionError,
+    adapter_advice,
+    has_forward,
+    original_name,
+    select_modules,
+)
 from ..errors import InvalidArgumentError
 from .heads import attention_heads
 from .sites import Site
@@ -64,7 +70,9 @@ def sites_of(
     if not found:
         raise InvalidArgumentError(
             f"kind = {kind!r}: {type(model).__name__} has none that are known: give Site(name) of "
-            "its modules" + (", or say where heads are with register_heads" * (kind == "heads"))
+            "its modules"
+            + ", or say where heads are with register_heads" * (kind == "heads")
+            + adapter_advice(model)
         )
     if positions is None:
         return found

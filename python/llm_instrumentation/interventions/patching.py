@@ -185,7 +185,7 @@ def _measured(
                         effects[number, at] = _metric(model, metric, run.base, run) - base[at]
                 done += 1
                 told(done, total)
-    return effects_of(model, nodes, effects, base, source, metric, method, direction)
+    return effects_of(model, prompts, nodes, effects, base, source, metric, method, direction)
 
 
 def _metric(model: nn.Module, metric: Metric, inputs: Mapping[str, Tensor], run: Run) -> Floats:

@@ -87,7 +87,10 @@ class Prompts:
         answers: Mapping[str, Sequence[str]] | None = None,
         device: Any = None,
     ) -> Prompts:
-        """Pairs of texts. Texts of fewer tokens than others are padded behind.
+        """Pairs of texts. Texts of fewer tokens than others are padded behind, on any tokenizer.
+
+        The attention mask tells padding from text, so the end token pads where the tokenizer has no
+        padding token, as those of GPT-2, Llama and Pythia. The tokenizer stays as it is.
 
         Args:
             tokenizer: of transformers.
@@ -98,33 +101,34 @@ class Prompts:
             device: where the tensors are.
 
         Raises:
-            InvalidArgumentError: the texts of a pair have different numbers of tokens, or an answer
-                is not one token.
+            InvalidArgumentError: the texts of a pair have different numbers of tokens, or none; an
+                answer is not one token, or is unknown to the tokenizer; texts need padding, and
+                the tokenizer has no token for it.
         """
         if len(clean) != len(corrupted):
             raise InvalidArgumentError(
                 f"there are {len(clean)} clean and {len(corrupted)} corrupted texts: give pairs"
             )
-        ids = [[tokenizer(text)["input_ids"] for text in texts] for texts in (clean, corrupted)]
-        for number, (one, other) in enumerate(zip(*ids, strict=True)):
-            if len(one) != len(other):
+        encoded = [tokenizer(text) for text in (*clean, *corrupted)]
+        lengths = [len(one["input_ids"]) for one in encoded]
+        for number, text in enumerate(clean):
+            one, other = lengths[number], lengths[number + len(clean)]
+            if one != other:
                 raise InvalidArgumentError(
-                    f"example {number}: {clean[number]!r} has {len(one)} tokens, "
-                    f"{corrupted[number]!r} has {len(other)}: choose texts of equal lengths"
+                    f"example {number}: {text!r} has {one} tokens, {corrupted[number]!r} has "
+                    f"{other}: choose texts of equal lengths"
                 )
+            if not one:
+                raise InvalidArgumentError(f"example {number}: {text!r} has no tokens")
         labels = {
             name: torch.tensor([_token(tokenizer, text) for text in texts], device=device)
             for name, texts in (answers or {}).items()
         }
-        # Behind the texts padding does not move their tokens to other positions.
-        padded = tokenizer(
-            [*clean, *corrupted], return_tensors="pt", padding=True, padding_side="right"
-        )
-        if device is not None:
-            padded = padded.to(device)
+        if len(set(lengths)) > 1:
+            encoded = _padded(tokenizer, encoded, max(lengths))
         first, second = (
-            {name: tensor[part] for name, tensor in padded.items()}
-            for part in (slice(len(clean)), slice(len(clean), None))
+            {name: torch.tensor([one[name] for one in part], device=device) for name in encoded[0]}
+            for part in (encoded[: len(clean)], encoded[len(clean) :])
         )
         return cls(first, second, labels)
 
@@ -165,6 +169,25 @@ class Prompts:
         columns = torch.arange(mask.shape[1], device=mask.device)
         last: Tensor = (mask.bool() * columns).amax(1)
         return last
+
+    def token_ids(self, *, encoder: bool = False) -> tuple[Tensor, Tensor] | None:
+        """The token ids of the clean and the corrupted inputs, each int64 [examples, tokens].
+
+        Padding is -1. None: the inputs have no token ids.
+
+        Args:
+            encoder: with an encoder and a decoder, those of the encoder.
+        """
+        side = "decoder_" if "decoder_input_ids" in self.clean and not encoder else ""
+        found = []
+        for inputs in (self.clean, self.corrupted):
+            ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}{_MASK}")
+            if ids is None:
+                return None
+            if mask is not None and mask.shape == ids.shape:
+                ids = ids.masked_fill(mask == 0, -1)
+            found.append(ids)
+        return found[0], found[1]
 
     def label(self, name: str) -> Tensor:
         """The tensor of a label.
@@ -230,6 +253,43 @@ def _check_pairs(clean: Mapping[str, Tensor], corrupted: Mapping[str, Tensor]) -
             )
 
 
+def _padded(
+    tokenizer: Any, encoded: Sequence[Mapping[str, list[int]]], length: int
+) -> list[dict[str, list[int]]]:
+    """Encoded texts with padding behind them, where it does not move tokens to other positions.
+
+    `tokenizer.pad` needs a padding token, and some tokenizers pad on one side only.
+
+    Raises:
+        InvalidArgumentError: it is not known what to pad with.
+    """
+    token = getattr(tokenizer, "pad_token_id", None)
+    if token is None:
+        token = getattr(tokenizer, "eos_token_id", None)
+    if token is None:
+        raise InvalidArgumentError(
+            "the texts have different numbers of tokens, and the tokenizer has neither a padding "
+            "token nor an end token: choose texts of equal lengths, or set tokenizer.pad_token"
+        )
+    values = {
+        "input_ids": token,
+        _MASK: 0,
+        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        "special_tokens_mask": 1,
+    }
+    if strange := sorted(set(encoded[0]) - set(values)):
+        raise InvalidArgumentError(
+            f"the texts have different numbers of tokens, and it is not known how {strange[0]!r} "
+            "of the tokenizer is padded: choose texts of equal lengths"
+        )
+    padded = []
+    for one in encoded:
+        missing = length - len(one["input_ids"])
+        real = {_MASK: [1] * len(one["input_ids"]), **one}
+        padded.append({name: [*real[name], *[values[name]] * missing] for name in real})
+    return padded
+
+
 def _token(tokenizer: Any, text: str) -> int:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
@@ -237,4 +297,7 @@ def _token(tokenizer: Any, text: str) -> int:
             f"the answer {text!r} has {len(ids)} tokens: choose answers of one, with the space "
             "before the word if the tokenizer has it there"
         )
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if ids[0] == unknown and text.strip() != getattr(tokenizer, "unk_token", None):
+        raise InvalidArgumentError(f"the tokenizer does not know the answer {text!r}")
     return int(ids[0])

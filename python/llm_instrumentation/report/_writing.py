@@ -96,8 +96,7 @@ def write_report(
             many pairs to compare; but at least one of each layer, and one step.
         step: the step whose first text is shown; None: the last one.
         tokenizer: its ``decode`` gives the texts of tokens; None: they are shown as ids.
-        model: the model that was captured, for the logit lens; only its norm and unembedding are
-            called.
+        model: the model that was captured, for the logit lens. It runs, see `logit_lens`.
         against: the stream of a reference to compare the capture with.
         rename: what layers of the reference are called in the capture, as for `compare_captures`.
         features: a folder of `save_features`.
@@ -113,6 +112,7 @@ def write_report(
         InvalidArgumentError: (a ValueError) ``out`` is another file, or is missing for a URL; there
             is no such step; the tokenizer or the model does not fit the capture; the captures have
             no layer in common.
+        UnsupportedError: (a TypeError) the logit lens is not known for the model.
         MissingExtraError: matplotlib or pandas is not installed; the extra "report" brings both.
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..._pages import page, units
 from ._layout import HEIGHT, LETTERS, Drawing, DrawnEdge, DrawnNode, draw, label
 from ._look import LOOKS, WIDEST, largest_effect, look_of, title, width
+from ._notebook import why_wide
 from ._parts import Edge, Node
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def graph_parts(graph: CausalGraph, name: str = "graph", *, level: int = 2) -> I
     )
     yield page.figure(svg, width_in=across / _POINTS_PER_IN)
     ranked = sorted(graph.edges, key=lambda edge: -abs(edge.effect or 0.0))
+    if why := why_wide(graph, ranked[:_SHOWN] or graph.nodes):
+        yield page.paragraph(f"{why[:1].upper()}{why[1:]}.")
     shown, others = _edges(ranked[:_SHOWN]), _edges(ranked[_SHOWN:])
     more = f"{len(ranked) - _SHOWN:,} edges with smaller effects"
     nodes = (_node(graph, at, name) for at in range(len(graph.nodes)))
