@@ -127,6 +127,10 @@ class TokenVectors:
                 f"{self.layer!r} is used for the encoder's text and for the decoder's: its tensors "
                 "do not say of which they are"
             )
+        if self._kind == "width_first":
+            raise NotTokenAlignedError(
+                f"{self.layer!r} returns [batch, width, tokens]: take the layer around it"
+            )
         if self._kind == "pairs":
             raise NotTokenAlignedError(
                 f"{self.layer!r} returns a vector for each pair of places, not for each token"

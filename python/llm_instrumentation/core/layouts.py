@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 __all__ = ["Layout", "Layouts", "is_foreign"]
 
-Layout: TypeAlias = Literal["unordered", "foreign", "encoder", "both", "pairs"]
+Layout: TypeAlias = Literal["unordered", "foreign", "encoder", "both", "pairs", "width_first"]
 """What the vectors of a tensor are of, where its shape may mislead:
 
 - ``unordered``: its rows are tokens in an order of their own, as inside experts.
@@ -20,6 +20,7 @@ Layout: TypeAlias = Literal["unordered", "foreign", "encoder", "both", "pairs"]
 - ``encoder``: it is of the encoder's text, as the keys of cross-attention.
 - ``both``: it is of the encoder's text in one call, and of the decoder's in another one.
 - ``pairs``: it is of pairs of places, as relative positions.
+- ``width_first``: its tokens are behind the width, as of :class:`torch.nn.Conv1d`.
 """
 
 # Parts of models for something else than text that have no configuration of their own.
@@ -30,7 +31,7 @@ _FOREIGN = re.compile(
 )
 # Keys of the mappings among outputs.
 _KEY = re.compile(r"\['([^']+)'\]")
-_NO_TOKENS = frozenset({"mems", "pooler_output"})  # a cache, and a vector for each text
+_NO_TOKENS = frozenset({"mems", "state", "pooler_output"})  # caches, and a vector for each text
 
 
 class Layouts:
@@ -83,9 +84,10 @@ class Layouts:
                 return "foreign"
         if path.startswith("['encoder_"):
             return "encoder"
-        if (found := self._modules.get(module + path)) is not None:
-            return found
-        return next((self._modules[one] for one in _outwards(module) if one in self._modules), None)
+        for one in (*_outwards_of_path(module, path), *_outwards(module)):
+            if one in self._modules:
+                return self._modules[one]
+        return None
 
     def sequence_first(self, module: str) -> bool:
         """Whether the tensors of a module are [tokens, batch, ...]."""
@@ -97,6 +99,13 @@ def _outwards(module: str) -> Iterator[str]:
     while module:
         yield module
         module = module.rpartition(".")[0]
+
+
+def _outwards_of_path(module: str, path: str) -> Iterator[str]:
+    """A tensor's name, and those of what it is in."""
+    while path:
+        yield module + path
+        path = path[: path.rindex("[")]
 
 
 def is_foreign(name: str) -> bool:

@@ -25,35 +25,27 @@ _KEYS = re.compile(
     r"^(c_attn|w?[kv]|w?kv|key|value|key_value)(_?(proj|lin|linear|norm|head|layer)\w*)?$"
 )
 _PAIRS = re.compile(r"relative_attention_bias|relative_position_bias|rel_pos_bias|rel_bias")
-# Parts of classes of transformers, and keys of their outputs, that are of images though no name or
-# configuration of theirs says so.
-_FOREIGN_PARTS = (
-    (re.compile(r"BlipFor"), ("['last_hidden_state']",)),
+# Parts of classes of transformers, and paths in their outputs, that no name or configuration tells.
+_PARTS: tuple[tuple[re.Pattern[str], Layout, tuple[str, ...]], ...] = (
+    (re.compile(r"BlipFor"), "foreign", ("['last_hidden_state']",)),
     (
-        re.compile(r"Owl(ViT|v2)For"),
+        re.compile(r"Owl(ViT|v2)For"), "foreign",
         (
-            "layer_norm",
-            "class_head",
-            "box_head",
-            "objectness_head",
-            "sigmoid",
-            "['logits']",
-            "['objectness_logits']",
-            "['pred_boxes']",
-            "['class_embeds']",
-            "['text_embeds']",
+            "layer_norm", "class_head", "box_head", "objectness_head", "sigmoid", "['logits']",
+            "['objectness_logits']", "['pred_boxes']", "['class_embeds']", "['text_embeds']",
         ),
     ),
+    (re.compile(r"PegasusXEncoder$"), "foreign", ("embed_global",)),
+    (re.compile(r"PegasusX(EncoderLayer|GlobalLocalAttention)$"), "foreign", ("[1]",)),
+    (re.compile(r"PegasusXEncoderLayer$"), "foreign", ("global_self_attn_layer_norm",)),
+    (re.compile(r"Rwkv(Block|SelfAttention|FeedForward)$"), "foreign", ("[1]",)),
+    (re.compile(r"SqueezeBertEncoder$"), "width_first", ("layers",)),
+    (re.compile(r"ViltEmbeddings$"), "foreign", ("dropout", "token_type_embeddings")),
     (
-        re.compile(r"XCLIPModel"),
-        (
-            "mit",
-            "prompts_generator",
-            "prompts_visual_layernorm",
-            "['text_embeds']",
-        ),
+        re.compile(r"XCLIPModel"), "foreign",
+        ("mit", "prompts_generator", "prompts_visual_layernorm", "['text_embeds']"),
     ),
-)
+)  # fmt: skip
 # Classes of transformers inside which tensors are [tokens, batch, ...]; layers that return such.
 _SEQUENCE_FIRST_INSIDE = frozenset(
     {"LEDEncoderSelfAttention", "LongformerSelfAttention", "XLNetModel"}
@@ -114,10 +106,12 @@ def _of_module(name: str, module: nn.Module, other: Layout) -> Iterator[tuple[st
                 yield prefix + child, "unordered"
     if name and _is_foreign(last, module):
         yield name, "foreign"
-    for classes, parts in _FOREIGN_PARTS:
+    if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
+        yield name, "width_first"
+    for classes, layout, parts in _PARTS:
         if classes.match(kind):
             for part in parts:
-                yield (name if part.startswith("[") else prefix) + part, "foreign"
+                yield (name if part.startswith("[") else prefix) + part, layout
     merged = _MERGED_ATTENTION.search(kind) is not None
     if merged or _CROSS_ATTENTION.search(last) or _CROSS_ATTENTION.search(kind):
         for child, of in _within(prefix, module):
@@ -170,7 +164,8 @@ def _is_foreign(name: str, module: nn.Module) -> bool:
     config = getattr(module, "config", None)
     if config is not None and hasattr(config, "to_dict"):
         parts = getattr(type(config), "sub_configs", None)
-        if not parts and not hasattr(config, "vocab_size"):
+        vocabulary = hasattr(config, "vocab_size") or hasattr(config, "num_hash_buckets")  # CANINE
+        if not parts and not vocabulary:
             return True
     return is_foreign(name)
 
