@@ -31,7 +31,8 @@ _FOREIGN = re.compile(
 )
 # Keys of the mappings among outputs.
 _KEY = re.compile(r"\['([^']+)'\]")
-_NO_TOKENS = frozenset({"mems", "state", "pooler_output"})  # caches, and a vector for each text
+# Caches, global tokens of sparse attention, and a vector for each text.
+_NO_TOKENS = frozenset({"mems", "state", "global", "pooler_output"})
 
 
 class Layouts:
