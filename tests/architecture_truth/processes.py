@@ -14,7 +14,7 @@ from .features import FEATURES, truth
 
 __all__ = ["SECONDS", "truths"]
 
-SECONDS = 60.0  # for one type
+SECONDS = 120.0  # for one type
 _START = 120.0  # more for the first one: the process imports torch and transformers
 
 

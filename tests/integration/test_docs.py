@@ -31,10 +31,10 @@ CC = os.environ.get("CC", "cc")
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
-        "arguments", "caches", "calls", "calls_file", "components", "dtensors", "eager",
-        "gradients", "module_hooks", "monitor", "narrowing", "own_hook", "progress_line", "ranks",
-        "recorder", "run_folder", "run_member", "run_records", "segments", "sequences", "silent",
-        "sink", "steps", "tensors",
+        "arguments", "caches", "calls", "calls_file", "components", "crops", "dtensors", "eager",
+        "generation", "gradients", "layouts", "masks", "model_layouts", "module_hooks", "monitor",
+        "narrowing", "own_hook", "progress_line", "ranks", "recorder", "rewiring", "run_folder",
+        "run_member", "run_records", "segments", "sequences", "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

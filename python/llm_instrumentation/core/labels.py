@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Label", "Labels", "annotate", "current_labels", "sorted_batch"]
+__all__ = ["Label", "Labels", "annotate", "current_labels"]
 
 #: A label of a row: a text, a number, or True or False. None removes the label.
 Label: TypeAlias = "str | int | float | bool | None"

@@ -16,7 +16,7 @@ from ..errors import InvalidStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CUDAMemoryManager", "TransferError", "begin_copy", "on_cuda", "wait_beside_graphs"]
+__all__ = ["CUDAMemoryManager", "TransferError"]
 
 _ALIGNMENT = 512  # bytes: a multiple of every element size and of a cache line
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
