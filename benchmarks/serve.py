@@ -101,7 +101,7 @@ def _write_calls(path: Path, steps: int, tokens: int) -> None:
     from llm_instrumentation._native import capture_id_of
     from llm_instrumentation.core.calls_file import CallsFile, Column, calls_path_for
 
-    calls = CallsFile(calls_path_for(path), str(capture_id_of(path)), {})
+    calls = CallsFile(calls_path_for(path), str(capture_id_of(path)), {}, {})
     none = [Column(None, steps, 0)]
     ids = np.random.default_rng(1).integers(0, 32_000, steps * tokens)
     lists = {
@@ -111,7 +111,7 @@ def _write_calls(path: Path, steps: int, tokens: int) -> None:
     }
     lists["token_ids"] = [Column(ids, steps, tokens)]
     lists["positions"] = [Column(np.tile(np.arange(tokens), steps), steps, tokens)]
-    texts = {name: [None] * steps for name in ("request", "labels", "inputs")}
+    texts = {name: [None] * steps for name in ("request", "labels", "inputs", "kept")}
     calls.write(
         {
             "step": range(steps), "row": [0] * steps, "model": ["model"] * steps,
