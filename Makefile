@@ -21,8 +21,8 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrume
 LIB_SOURCES := $(shell find bpf libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
 	go.mod go.sum python/llm_instrumentation/_version.py
 PYTEST := $(PY) -m pytest
-# Codecs and labels compute on what one goroutine owns: the race detector makes them ten times slower
-# and sees nothing there. It runs the codec's test of parallel use.
+# Their tests start no goroutines, but for the codec's test of parallel use, so they run without the
+# race detector, which slows them. Others that call them from several goroutines run under it.
 PURE := ./libstrap/internal/codec ./libstrap/internal/memtrace/label
 
 # Sets GO, CC, CXX and the variables that go with them, for the rest of a recipe line.
@@ -58,7 +58,7 @@ vllm: $(VENV)/.toolchain $(LIB) $(HOOK) ## Test the captures of vLLM, in an envi
 
 test: test-go test-abi test-python test-faults lint docs ## Run every check
 
-test-go: $(VENV)/.toolchain ## Go: vet, and tests under the race detector
+test-go: $(VENV)/.toolchain ## Go: vet, and tests, most under the race detector
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test $(PURE) && \
 		"$$GO" test -race -run InParallel ./libstrap/internal/codec && \
 		"$$GO" test -race $$("$$GO" list ./... | grep -v $(foreach package,$(PURE),-e '$(package:.%=%)$$'))
@@ -66,6 +66,7 @@ test-go: $(VENV)/.toolchain ## Go: vet, and tests under the race detector
 test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
 	$(TOOLS) && $(PYTEST) tests/abi
 
+# Each process has a core to itself. More threads slow the tests: 282 of them took 185 s, not 140.
 test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 	-$(PY) packaging/versitygw.py # tests of object storage skip without it
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
@@ -176,7 +177,7 @@ $(VENV)/.circuits: pyproject.toml hatch_build.py $(VENV)/.toolchain
 	$(TOOLS) && $(PIP) install --quiet -e '.[circuits,examples,report]'
 	@touch $@
 
-# uv installs the two hundred packages in half a minute, pip in minutes. pip has settings that uv lacks.
+# uv installs many packages faster than pip. Where it cannot, as with an index in pip's settings, pip does.
 $(VENV)/.dev: pyproject.toml hatch_build.py $(VENV)/.toolchain
 	$(TOOLS) && { $(PIP) install --quiet 'uv>=0.9' && \
 		$(VENV)/bin/uv pip install --quiet --python $(PY) -e '.[dev]' || \

@@ -21,7 +21,7 @@ def with_fields(tiny: Tiny, pattern: str, value: float) -> Tiny | None:
         value: for each of these fields that holds a number, or None.
 
     Returns:
-        None: it has no such fields, or cannot be made with them.
+        None: it has no such fields.
     """
     config: Any = tiny.model.config
     fields = _fields(config, pattern, value)
@@ -30,10 +30,7 @@ def with_fields(tiny: Tiny, pattern: str, value: float) -> Tiny | None:
     for name, of_part in OVERRIDES.get(tiny.model_type, {}).items():
         if isinstance(fields.get(name), dict) and isinstance(of_part, dict):
             fields[name] = {**of_part, **fields[name]}
-    try:
-        return make(tiny.model_type, **fields)
-    except Exception:  # the values do not go together
-        return None
+    return make(tiny.model_type, **fields)
 
 
 def _fields(config: PretrainedConfig, pattern: str, value: float) -> dict[str, Any]:

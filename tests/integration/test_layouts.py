@@ -15,7 +15,7 @@ from llm_instrumentation import (
 )
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
 from llm_instrumentation.errors import UnsupportedError
-from llm_instrumentation.interventions import apply, intervene, mean, zero
+from llm_instrumentation.interventions import Site, apply, intervene, mean, zero
 from torch import Tensor, nn
 
 LOSSLESS = InstrumentationConfig.max().with_float32()
@@ -295,3 +295,26 @@ def test_relative_positions_are_pairs(path):
         )
         with pytest.raises(NotTokenAlignedError, match="for each pair of places"):
             reader.rows(name)
+
+
+def test_convolutions_have_the_tokens_behind_the_width(path):
+    config = transformers.SqueezeBertConfig(
+        vocab_size=40, hidden_size=16, embedding_size=16, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=24, q_groups=1, k_groups=1, v_groups=1,
+        post_attention_groups=1, intermediate_groups=1, output_groups=1,
+    )  # fmt: skip
+    model = transformers.SqueezeBertModel(config).eval()
+    query = "encoder.layers.0.attention.query"
+    batch = {"input_ids": tokens(2, 16)}  # as many as the width
+    seen = captured(model, path, batch)
+    assert seen[query][0].shape == (2, 16, 16)
+    with (
+        ActivationReader(path) as reader,
+        pytest.raises(NotTokenAlignedError, match=r"returns \[batch, width, tokens\]"),
+    ):
+        reader.rows(query)
+    site = Site(query, positions=3)
+    with pytest.raises(UnsupportedError, match="positions need"), intervene(model, zero(site)):
+        model(**batch)
+    with intervene(model, zero(Site(query, sequences=1))):
+        model(**batch)

@@ -20,7 +20,7 @@ from ..core.outputs import replace_tensor
 from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["ModelHead", "evaluating"]
+__all__ = ["ModelHead", "evaluating", "unembedding_of"]
 
 _ENTRY = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*\d+")  # of a list that is in no other list
 _VECTORS = 64  # that go through the head together
@@ -165,11 +165,7 @@ class ModelHead:
                 break
         else:
             found = output[0] if isinstance(output, (tuple, list)) and output else output
-            if _unembedding(self._model) is None:
-                raise InvalidArgumentError(
-                    f"{self._kind} has no output embeddings: pass unembedding=, the module that "
-                    "makes logits of vectors"
-                )
+            unembedding_of(self._model)
         if not isinstance(found, Tensor) or found.shape[:-1] != (texts, length):
             shape = list(found.shape) if isinstance(found, Tensor) else type(output).__name__
             raise UnsupportedError(
@@ -315,6 +311,20 @@ def _unembedding(model: nn.Module) -> nn.Module | None:
     return found
 
 
+def unembedding_of(model: nn.Module) -> nn.Module:
+    """The module that makes logits of vectors.
+
+    Raises:
+        InvalidArgumentError: the model has none.
+    """
+    if (found := _unembedding(model)) is None:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} has no output embeddings: pass unembedding=, the module that "
+            "makes logits of vectors"
+        )
+    return found
+
+
 def _embedded(model: nn.Module) -> int:
     """How many tokens the model has embeddings for.
 
@@ -325,12 +335,7 @@ def _embedded(model: nn.Module) -> int:
         weight = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:
             return len(weight)
-    if (head := _unembedding(model)) is None:
-        raise InvalidArgumentError(
-            f"{type(model).__name__} has no output embeddings: pass unembedding=, the module that "
-            "makes logits of vectors"
-        )
-    weight = getattr(head, "weight", None)
+    weight = getattr(unembedding_of(model), "weight", None)
     return len(weight) if isinstance(weight, Tensor) else 0
 
 

@@ -165,13 +165,13 @@ class _Given:
 def _head(
     model: nn.Module, norm: nn.Module | None, unembedding: nn.Module | None
 ) -> ModelHead | _Given:
-    from ._model_head import ModelHead
+    from ._model_head import ModelHead, unembedding_of
 
     if norm is None and unembedding is None:
         return ModelHead(model)
     return _Given(
         _norm(model) if norm is None else norm,
-        _unembedding(model) if unembedding is None else unembedding,
+        unembedding_of(model) if unembedding is None else unembedding,
     )
 
 
@@ -179,17 +179,6 @@ def _through(module: nn.Module, values: Any) -> Any:
     """What a module makes of values, in its own type and on its own device."""
     weight = next(module.parameters(), None)
     return module(values if weight is None else values.to(weight.device, weight.dtype))
-
-
-def _unembedding(model: nn.Module) -> nn.Module:
-    find = getattr(model, "get_output_embeddings", None)
-    if find is None or (found := find()) is None:
-        raise InvalidArgumentError(
-            f"{type(model).__name__} has no output embeddings: pass unembedding=, the module that "
-            "makes logits of vectors"
-        )
-    module: nn.Module = found
-    return module
 
 
 def _norm(model: nn.Module) -> nn.Module:

@@ -198,7 +198,7 @@ class Part:
         Raises:
             UnsupportedError: which row is which token's is unknown.
         """
-        if self._spot.unordered:
+        if self._spot.layout == "unordered":
             raise UnsupportedError(
                 f"{self._spot.site}: inside experts the rows are the tokens that the router sent "
                 "to them, in an order of their own: take the layer that joins the experts"
@@ -223,6 +223,11 @@ class Part:
             raise UnsupportedError(
                 f"{self._spot.site}: its tensors are [tokens, batch, ...], and positions and "
                 "sequences need [batch, tokens, ...]: choose another layer"
+            )
+        if tokens and self._spot.layout == "width_first":
+            raise UnsupportedError(
+                f"{self._spot.site}: its tensors are [batch, width, tokens], and positions need "
+                "[batch, tokens, ...]: choose the layer around it"
             )
         for text in self._texts:
             self._check_order(text.rows, text.length)

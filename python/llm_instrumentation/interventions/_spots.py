@@ -36,7 +36,7 @@ class Spot:
         columns: the columns of the head in the last dimension; None: all.
         width: the width that the last dimension must have; None: any.
         in_encoder: its tensors have the tokens of the encoder of an encoder-decoder model.
-        unordered: the rows of its tensors are tokens in an order of their own, as inside experts.
+        layout: what its tensors are of, where their shape may mislead.
         batch_first: whether its tensors are [batch, tokens, ...] or [tokens, batch, ...]; None:
             unknown.
     """
@@ -50,7 +50,7 @@ class Spot:
     columns: slice | None
     width: int | None
     in_encoder: bool
-    unordered: bool
+    layout: str | None
     batch_first: bool | None
 
     def captured(self, path: str) -> str:
@@ -115,7 +115,7 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
         return Spot(
             site, module, captured, path, side, scope, columns, width,
             in_encoder=of == "encoder" or module in encoding,
-            unordered=of == "unordered",
+            layout=of,
             batch_first=batch_first,
         )  # fmt: skip
 
