@@ -357,15 +357,12 @@ class CallLog:
         begun = Begun(sequences, caches, begins, ends, call)
         if step is None or os.getpid() != self._pid:
             return begun
-        labels = current_labels()
-        if labels is not None and (batch := sorted_batch(given.rows)) is not None:
-            labels = labels.of_batch(batch)
-        fit = labels is None or labels.fit(given.rows)
-        self._add(given, labels if fit else None, model, entry, step, sequences, cached)
+        labels, misfit_of_labels = _labels_of(given.rows)
+        self._add(given, labels, model, entry, step, sequences, cached)
         if misfit is not None:
             raise misfit
-        if labels is not None and not fit and (main or text is not None):
-            raise _misfit_of_labels(labels, given.rows)
+        if misfit_of_labels is not None and (main or text is not None):
+            raise misfit_of_labels
         return begun
 
     def _begin_packed(
@@ -374,13 +371,12 @@ class CallLog:
         texts = len(packing.lengths)
         sequences = self.sequences.of_texts(packing.texts, texts)
         if step is not None and os.getpid() == self._pid:
-            labels = current_labels()
-            fit = labels is None or labels.fit(texts)
+            labels, misfit = _labels_of(texts)
             positions = text.positions if packing.starts is None else None
             given = given._replace(rows=texts, text=text._replace(mask=None, positions=positions))
-            self._add(given, labels if fit else None, model, entry, step, sequences, None, packing)
-            if labels is not None and not fit:
-                raise _misfit_of_labels(labels, texts)
+            self._add(given, labels, model, entry, step, sequences, None, packing)
+            if misfit is not None:
+                raise misfit
         return Begun(None, [], 0, 0, None)
 
     def _refuse(self, call: tuple[int, str, str, int], kept: int) -> None:
@@ -844,8 +840,23 @@ def _misfit_of_packing(packing: Packing, given: Given) -> InvalidArgumentError |
     return None
 
 
-def _misfit_of_labels(labels: Labels, rows: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
+def _labels_of(rows: int) -> tuple[Labels | None, InvalidArgumentError | None]:
+    """The labels of a batch with so many rows, or no labels and the reason why they do not fit."""
+    labels = given = current_labels()
+    if labels is None:
+        return None, None
+    batch = sorted_batch(rows)
+    if batch is not None:
+        labels = labels.of_batch(batch)
+        if labels is None:
+            way_out = f"a label for each of its {batch.texts} texts, or " if batch.places else ""
+            return None, InvalidArgumentError(
+                f"{given} do not fit a batch of {rows} texts: sentence-transformers sorts texts by "
+                f"length before it runs them. Give {way_out}one label for all"
+            )
+    if labels.fit(rows):
+        return labels, None
+    return None, InvalidArgumentError(
         f"{labels} do not fit a batch of {rows} rows: give one label for each row, or one for all"
     )
 

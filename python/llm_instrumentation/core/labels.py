@@ -19,21 +19,24 @@ class SortedBatch(NamedTuple):
     """A batch of texts that a caller gave in another order.
 
     Attributes:
-        places: for each row of the batch the place of its text among those of the caller.
+        places: for each row of the batch the place of its text among those of the caller. None:
+            the order cannot be told.
         texts: how many the caller gave.
     """
 
-    places: tuple[int, ...]
+    places: tuple[int, ...] | None
     texts: int
 
 
 def sorted_batch(rows: int) -> SortedBatch | None:
-    """The batch that a method of sentence-transformers runs in this thread; None: there is none.
+    """The batch that ``encode`` of sentence-transformers runs in this thread; None: there is none.
 
-    ``encode`` and its kin sort their texts by length, and give the model batches of them.
+    ``encode``, ``predict`` and their kin sort their texts by length, and give the model batches of
+    them. Their order is read from their variables. Releases 2.0 to 6.2 name them so.
     """
     if "sentence_transformers" not in sys.modules:
         return None
+    unknown = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("sentence_transformers."):
@@ -42,9 +45,11 @@ def sorted_batch(rows: int) -> SortedBatch | None:
             )
             if order is not None and isinstance(begin, int):
                 places = tuple(int(place) for place in order[begin : begin + rows])
-                return SortedBatch(places, len(order)) if len(places) == rows else None
+                return SortedBatch(places if len(places) == rows else None, len(order))
+            if frame.f_code.co_name.startswith("encode"):
+                unknown = SortedBatch(None, 0)
         frame = frame.f_back
-    return None
+    return unknown
 
 
 class Labels:
@@ -71,16 +76,17 @@ class Labels:
             if isinstance(value, tuple)
         )
 
-    def of_batch(self, batch: SortedBatch) -> Labels:
-        """The labels of a batch, of labels that were given in the caller's order of all texts."""
-        return Labels(
-            {
-                name: tuple(value[place] for place in batch.places)
-                if isinstance(value, tuple) and len(value) == batch.texts
-                else value
-                for name, value in self.values.items()
-            }
-        )
+    def of_batch(self, batch: SortedBatch) -> Labels | None:
+        """The labels of a batch, of labels in the caller's order of all texts; None: not known."""
+        places, values = batch.places, {}
+        for name, value in self.values.items():
+            if not isinstance(value, tuple):
+                values[name] = value
+            elif places is None or len(value) != batch.texts:
+                return None
+            else:
+                values[name] = tuple(value[place] for place in places)
+        return Labels(values)
 
     def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None], list[str | None]]:
         """The labels of the rows of a batch that they fit.
