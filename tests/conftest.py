@@ -1,4 +1,4 @@
-"""Gives each test its tier, and restores Ctrl-C."""
+"""Gives each test its one tier, and restores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if not any(item.get_closest_marker(tier) for tier in TIERS):
+    tiers = [tier for tier in TIERS if item.get_closest_marker(tier)]
+    if not tiers:
         item.add_marker(tier_of(item))
+    if len(tiers) > 1:
+        raise pytest.UsageError(f"{item.nodeid} is of several tiers: {', '.join(tiers)}")
+    if item.path.is_relative_to(HERE / "property") and item.get_closest_marker("slow"):
+        raise pytest.UsageError(f"{item.nodeid} is slow, and a property test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -84,7 +84,6 @@ def find(model_type: str) -> dict[str, Cell]:
     return {"rows": Cell("works")}
 
 
-@pytest.mark.slow
 def test_a_type_that_hangs_or_ends_its_process_does_not_end_the_others():
     names = ["fine", "dies", "hangs", "raises", "fine too"]
     with patch("architecture_truth.processes._START", 60.0):
