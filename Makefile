@@ -28,6 +28,9 @@ PURE := ./libstrap/internal/codec ./libstrap/internal/memtrace/label
 # Sets GO, CC, CXX and the variables that go with them, for the rest of a recipe line.
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
+# The tests start hundreds of processes. Without compiled modules each takes 12 seconds more for torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: help demo examples sae llama-cpp vllm test test-go test-abi test-python test-faults fuzz bench \
 	generate lib install wheel sdist fmt lint docs clean
