@@ -8,6 +8,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZTIME ?= 20s
 JOBS ?= 2
+BASE ?= HEAD
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 PY := $(VENV)/bin/python
@@ -32,7 +33,7 @@ TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo examples sae llama-cpp vllm test test-go test-abi test-python test-faults fuzz bench \
+.PHONY: help demo examples sae circuit llama-cpp vllm check test test-long test-go test-abi test-python test-faults fuzz bench \
 	generate lib install wheel sdist fmt lint docs clean
 
 help: ## List the targets
@@ -59,7 +60,17 @@ vllm: $(VENV)/.toolchain $(LIB) $(HOOK) ## Test the captures of vLLM, in an envi
 	python=$$($(PY) packaging/vllm_environment.py) && \
 		"$$python" -m pytest -p no:cacheprovider tests/engines/test_vllm.py
 
-test: test-go test-abi test-python test-faults lint docs ## Run every check
+check: lint $(NATIVE) ## Lint, and the tests nearest to what differs from the commit BASE, in three minutes
+	$(TOOLS) && "$$GO" test -short ./...
+	tests=$$($(PY) scripts/nearest_tests.py --base $(BASE)) && { [ -z "$$tests" ] || \
+		{ $(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) $$tests -n $(JOBS) --dist loadfile; }; }
+
+test: test-go test-abi test-python test-faults lint docs ## Run every check, but for those of test-long
+
+test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release, an hour
+	-$(PY) packaging/versitygw.py
+	$(TOOLS) && $(PYTEST) tests -m "slow and not performance"
+	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests -m property --hypothesis-profile long --timeout 0 -n $(JOBS)
 
 test-go: $(VENV)/.toolchain ## Go: vet, and tests, most under the race detector
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test $(PURE) && \

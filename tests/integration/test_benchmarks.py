@@ -1,4 +1,4 @@
-"""Each benchmark script of the capture runs once, with little data."""
+"""Each benchmark script runs once, with little data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import s3_server
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["hook_cost.py", "memory.py", "ratio.py", "speed_kept.py", "throughput.py"]
