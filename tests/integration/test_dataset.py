@@ -191,6 +191,7 @@ def test_ranks_share_the_tokens(captures, shuffle):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@pytest.mark.parametrize("windows", [1 << 10], indirect=True)  # each worker takes seconds to start
 @pytest.mark.parametrize("shuffle", ["none", "pool"])
 def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
     data = ActivationDataset(
@@ -199,7 +200,7 @@ def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
     )  # fmt: skip
     alone = documents(data)
     data.set_epoch(0)
-    loader = DataLoader(data, batch_size=None, num_workers=3, multiprocessing_context="spawn")
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert documents(loader) == alone
 
 
