@@ -40,6 +40,7 @@ _AT_MOST: tuple[tuple[str, int], ...] = (
     (r"max_.*position_embeddings|n_positions|n_ctx|max_seq_len|max_(source|target)_positions|"
      r"context_length|max_sequence_length", 64),
     (r"sliding_window(_size)?|attention_chunk_size|index_topk", 6),
+    (r"(mamba_)?chunk_size", 8),  # texts are padded to it
     (r"(.*_)?image_size|img_size|resolution", 64),
     (r"patch_size", 16),
 )  # fmt: skip
