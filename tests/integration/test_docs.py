@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import prepared
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +85,7 @@ def test_python_blocks_run(page, tmp_path):
         lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
     script = tmp_path / f"{page.name}.py"
     script.write_text("\n".join(lines) + "\n")
-    run(
-        sys.executable, "-W", "error::DeprecationWarning:__main__", script, cwd=tmp_path,
-        HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
-    )  # fmt: skip
+    prepared.run(script, cwd=tmp_path)
 
 
 @pytest.mark.skipif(shutil.which(CC.split()[0]) is None, reason=f"no C compiler {CC!r}")
