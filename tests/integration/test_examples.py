@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 from gguf_model import write_llama
 from llm_instrumentation import ActivationReader
@@ -29,7 +30,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def example(name: str, *arguments: str | Path, cwd: Path) -> str:
-    return run(sys.executable, EXAMPLES / name, *arguments, cwd=cwd)
+    return prepared.run(EXAMPLES / name, *arguments, cwd=cwd)
 
 
 def test_the_demo(tmp_path):
