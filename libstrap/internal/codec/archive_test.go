@@ -166,7 +166,10 @@ func TestArchiveKeepsItsBound(t *testing.T) {
 	for _, bound := range []float64{1e-9, 1e-4, 5e-4, 1e-2} {
 		e := newArchiveEncoder(t, bound)
 		sizes := []int{64, 65, 127, 128, 129, 1000, 5000}
-		if bound == 5e-4 {
+		if testing.Short() {
+			sizes = []int{65, 128}
+		}
+		if bound == 5e-4 && !testing.Short() {
 			sizes = append(sizes, archiveChunk-1, archiveChunk, 2*archiveChunk+1)
 		}
 		for _, dt := range archived {
@@ -232,6 +235,9 @@ func TestArchiveFitsItsHeadroom(t *testing.T) {
 		sizes = append(sizes, archiveLeast+rng.IntN(1<<(4+rng.IntN(16))))
 	}
 	sizes = append(sizes, 20*archiveChunk+1, 20*archiveChunk-1)
+	if testing.Short() {
+		sizes = []int{archiveLeast, 599, archiveChunk + 1}
+	}
 	e := newArchiveEncoder(t, 0)
 	for _, n := range sizes {
 		for _, dt := range archived {
@@ -273,7 +279,11 @@ func TestArchiveInPieces(t *testing.T) {
 	e := newArchiveEncoder(t, 0)
 	src := archiveSources(wire.Float16, 3*archiveChunk+77, rng)["rows"]
 	want := encodeArchive(t, e, src, wire.Float16)
-	for _, piece := range []int{2, 1000, 2 * archiveChunk, 5 << 17, len(src)} {
+	pieces := []int{2, 1000, 2 * archiveChunk, 5 << 17, len(src)}
+	if testing.Short() {
+		pieces = []int{1000, 5 << 17}
+	}
+	for _, piece := range pieces {
 		var got bytes.Buffer
 		w, err := e.NewFrame(&got, int64(len(src)), wire.Float16)
 		if err != nil {
@@ -400,8 +410,12 @@ func quantiseBoth(t testing.TB, src []byte, dt wire.DType, spread float64) {
 
 func TestQuantiseTwins(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
+	draws := 30
+	if testing.Short() {
+		draws = 2
+	}
 	for _, dt := range archived {
-		for range 30 {
+		for range draws {
 			n := 1 + rng.IntN(3000)
 			spread := math.Pow(10, -7*rng.Float64())
 			for _, src := range archiveSources(dt, n, rng) {
@@ -448,7 +462,11 @@ func TestRestoringIsTheSameInCAndInGo(t *testing.T) {
 	scales := make([]byte, 2*blocksOf(len(codes)))
 	want, got := make([]byte, 2*len(codes)), make([]byte, 2*len(codes))
 	for _, dt := range []wire.DType{wire.Float16, wire.BFloat16} {
-		for scale := range 1 << 16 {
+		step := 1
+		if testing.Short() {
+			step = 257
+		}
+		for scale := 0; scale < 1<<16; scale += step {
 			for i := 0; i < len(scales); i += 2 {
 				binary.LittleEndian.PutUint16(scales[i:], uint16(scale+i))
 			}

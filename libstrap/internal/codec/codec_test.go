@@ -55,6 +55,9 @@ func TestEncodeInPlaceRoundTrip(t *testing.T) {
 	for _, block := range []int{64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20} {
 		sizes = append(sizes, block-1, block, block+1)
 	}
+	if testing.Short() {
+		sizes = []int{0, 1, 255, 1000, 64<<10 + 1, 128<<10 + 1}
+	}
 	encoders := map[Kind]*Encoder{}
 	for _, k := range kinds {
 		encoders[k] = newEncoder(t, k, 0)
@@ -76,6 +79,9 @@ func TestEncodeInPlaceFitsItsHeadroom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 40 {
 		sizes = append(sizes, rng.IntN(1<<(4+rng.IntN(18))))
+	}
+	if testing.Short() {
+		sizes = []int{5, 3000, 1<<17 + 1}
 	}
 	encoders := []*Encoder{newEncoder(t, None, 0), newEncoder(t, LZ4, 0), newEncoder(t, LZ4, 1),
 		newEncoder(t, Zstd, 0), newEncoder(t, Zstd, 2)}
@@ -206,9 +212,13 @@ func checkDecodes(t testing.TB, k Kind, payload, src []byte) {
 }
 
 func TestNewFrameStreams(t *testing.T) {
+	sizes := []int{0, 1, 5_000_000, 9 << 20}
+	if testing.Short() {
+		sizes = []int{0, 1, 800_000}
+	}
 	for _, k := range kinds {
 		e := newEncoder(t, k, 0)
-		for _, n := range []int{0, 1, 5_000_000, 9 << 20} {
+		for _, n := range sizes {
 			src := samples(n)["mixed"]
 			var out bytes.Buffer
 			w, err := e.NewFrame(&out, int64(n))
@@ -247,7 +257,11 @@ func TestNewFrameWantsTheAnnouncedBytes(t *testing.T) {
 }
 
 func TestLevels(t *testing.T) {
-	src := samples(300_000)["mixed"]
+	n := 300_000
+	if testing.Short() {
+		n = 20_000
+	}
+	src := samples(n)["mixed"]
 	for k, levels := range map[Kind][]int{LZ4: {1, 5, 9}, Zstd: {1, 2, 3, 4}} {
 		for _, level := range levels {
 			roundTripInPlace(t, newEncoder(t, k, level), src)

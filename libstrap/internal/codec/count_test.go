@@ -72,6 +72,9 @@ func allocated(work func()) uint64 {
 // 8 kB of a frame decode to 256 MiB. Finding the length takes the memory of a window, not of the
 // content.
 func TestTheLengthOfAFrameThatDoesNotStateItTakesAWindow(t *testing.T) {
+	if testing.Short() {
+		t.Skip("256 MiB, and no goroutines")
+	}
 	const blocks = 2048
 	payload := unsized(blocks)
 	used := allocated(func() {

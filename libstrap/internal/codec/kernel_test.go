@@ -159,10 +159,14 @@ func TestFloat32ToFloat16AtEveryBoundary(t *testing.T) {
 
 func TestFloat32ToFloat16OfEveryExponent(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	src := make([]float32, 1<<20)
+	each := 1 << 12
+	if testing.Short() {
+		each = 1 << 6
+	}
+	src := make([]float32, 256*each)
 	for exponent := range uint32(256) {
-		for i := range 1 << 12 {
-			src[int(exponent)<<12+i] = math.Float32frombits(rng.Uint32()&0x807FFFFF | exponent<<23)
+		for i := range each {
+			src[int(exponent)*each+i] = math.Float32frombits(rng.Uint32()&0x807FFFFF | exponent<<23)
 		}
 	}
 	convertAll(t, src) // one exponent in each block
@@ -179,7 +183,11 @@ func TestFloat32ToFloat16InPieces(t *testing.T) {
 			memory[i] = float32(rng.NormFloat64())
 		}
 		memory[4500] = odd
-		for start := range 70 {
+		starts := 70
+		if testing.Short() {
+			starts = 3
+		}
+		for start := range starts {
 			convertAll(t, memory[start:])
 			convertAll(t, memory[4480:4480+start])
 			convertAll(t, memory[start:start+4096+32])
@@ -444,7 +452,11 @@ func TestSumsAreNotBelowTheTrueOnes(t *testing.T) {
 	for _, scale := range []float64{1, 1e-9, 1e-19, 1e-25, 1e-37, 1e-42} {
 		sources[fmt.Sprintf("normal, times %g", scale)] = of(func(int) float64 { return scale * rng.NormFloat64() })
 	}
-	for range 50 {
+	draws := 50
+	if testing.Short() {
+		draws = 2
+	}
+	for range draws {
 		x := 1 + rng.Float64()
 		sources[fmt.Sprintf("%g", x)] = of(func(int) float64 { return x })
 	}

@@ -83,6 +83,9 @@ func TestLiteralsRoundTrip(t *testing.T) {
 	for blocks := 1; blocks <= 2; blocks++ {
 		sizes = append(sizes, blocks*literalsBlock-1, blocks*literalsBlock, blocks*literalsBlock+1)
 	}
+	if testing.Short() {
+		sizes = []int{1, 8, 257, 1024, 16385, literalsBlock + 1}
+	}
 	for _, n := range sizes {
 		sources := samples(n)
 		for _, values := range []int{1, 2, 129, 255, 256} {
@@ -139,8 +142,12 @@ func TestHuffmanLimitsItsCodes(t *testing.T) {
 // have those bits set.
 func TestHuffmanCodesWordsThatNoGuessSees(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
+	draws := 20
+	if testing.Short() {
+		draws = 1
+	}
 	for _, n := range []int{huffWordsMin, huffWordsMin + 1021, 120_003, literalsBlock} {
-		for range 20 {
+		for range draws {
 			src := float16s(n, 5)
 			for range rng.IntN(8) {
 				at := rng.IntN(n/2) * 2
@@ -164,8 +171,12 @@ func TestHuffmanCodesWordsThatNoGuessSees(t *testing.T) {
 // A part of the words is counted. The other words may have bytes that the sample does not have.
 func TestHuffmanCodesBytesThatNoSampleHas(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
+	draws := 20
+	if testing.Short() {
+		draws = 1
+	}
 	for _, n := range []int{sampleMin, sampleMin + 1021, literalsBlock - 2*sampleStride + 2} {
-		for range 20 {
+		for range draws {
 			src := float16s(n, 5)
 			for range 1 + rng.IntN(8) { // most of them are at words that are not counted
 				binary.LittleEndian.PutUint16(src[2*rng.IntN(n/2):], uint16(rng.Uint32())&^31)
@@ -178,6 +189,9 @@ func TestHuffmanCodesBytesThatNoSampleHas(t *testing.T) {
 // A sample has words of all columns, also if a row is as long as a stride, or some strides: the payload
 // is hardly larger than that of rows of another length.
 func TestASampleHasAllColumns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("payloads of several blocks, and no goroutines")
+	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	size := func(width int) int {
 		src := make([]byte, 4*literalsBlock)
@@ -261,7 +275,10 @@ func TestHuffmanAgainstHuff0(t *testing.T) {
 func TestZstdFindsMatchesWhereTheyPay(t *testing.T) { atEveryLevel(t, zstdFindsMatchesWhereTheyPay) }
 
 func zstdFindsMatchesWhereTheyPay(t *testing.T) {
-	const n = 1 << 20
+	n := 1 << 20
+	if testing.Short() {
+		n = 1 << 18
+	}
 	ids := make([]byte, n)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for i := 0; i < n; i += 8 {

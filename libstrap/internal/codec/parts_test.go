@@ -93,7 +93,11 @@ func checkManyParts(t testing.TB, k Kind, payload, whole []byte) {
 }
 
 func TestPartsAreThoseOfTheWholePayload(t *testing.T) {
-	for _, n := range []int{0, 1, 100, 64<<10 - 1, 64 << 10, 300_000, 4<<20 + 12_346} {
+	sizes := []int{0, 1, 100, 64<<10 - 1, 64 << 10, 300_000, 4<<20 + 12_346}
+	if testing.Short() {
+		sizes = []int{0, 100, 140_000}
+	}
+	for _, n := range sizes {
 		sources := samples(n)
 		sources["float16"] = float16s(n, 10)
 		sources["float16 of 5 bits"] = float16s(n, 5)
@@ -118,7 +122,11 @@ func TestPartsAreThoseOfTheWholePayload(t *testing.T) {
 func TestPartsOfAnArchive(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, dt := range []wire.DType{wire.Float16, wire.BFloat16} {
-		for _, n := range []int{64, archiveChunk, 3*archiveChunk - 3} {
+		sizes := []int{64, archiveChunk, 3*archiveChunk - 3}
+		if testing.Short() {
+			sizes = []int{64, archiveChunk + 5}
+		}
+		for _, n := range sizes {
 			sources := archiveSources(dt, n, rng)
 			for _, name := range []string{"normal", "outlier", "one NaN", "zeros"} {
 				src := sources[name]
@@ -205,6 +213,9 @@ func TestPartsOfSmallZstdBlocks(t *testing.T) {
 
 // One line of a payload of 9 MiB takes no more than the block that has it, and the headers of the blocks.
 func TestPartsReadOnlyTheirBlocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("payloads of 9 MiB, and no goroutines")
+	}
 	const n, at = 9<<20 + 1000, 5 << 20
 	src := float16s(n, 10)
 	repeats := bytes.Repeat(src[:5000], n/5000+1)[:n]

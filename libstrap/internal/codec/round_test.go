@@ -65,7 +65,11 @@ func TestRoundEveryWord(t *testing.T) {
 func TestRoundAtEveryLength(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	all := words(9000, func(int) uint16 { return uint16(rng.Uint32()) })
-	for n := range 70 {
+	lengths := 70
+	if testing.Short() {
+		lengths = 9
+	}
+	for n := range lengths {
 		roundAll(t, Float16, 5, all[n:])
 		roundAll(t, BFloat16, 5, all[:n])
 		roundAll(t, Float16, 5, all[n:n+4096+8])
@@ -156,7 +160,11 @@ func TestSumsOfRoundingAreNotBelowTheTrueOnes(t *testing.T) {
 			"largest":   words(9000, func(i int) uint16 { return m.rounding(0).exponent - 1 - uint16(i%9) }),
 			"least":     words(9000, func(i int) uint16 { return uint16(i % 9) }),
 		}
-		for range 50 {
+		draws := 50
+		if testing.Short() {
+			draws = 2
+		}
+		for range draws {
 			word := uint16(rng.Uint32())
 			sources[fmt.Sprintf("%04x", word)] = words(9000, func(int) uint16 { return word })
 			sources[fmt.Sprintf("near %04x", word)] = words(9000, func(i int) uint16 { return word ^ uint16(i%32) })

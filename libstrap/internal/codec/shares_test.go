@@ -56,21 +56,26 @@ func divisible(t testing.TB, n int) map[Kind][]byte {
 }
 
 func TestSharesOfWholePayloads(t *testing.T) {
-	const n, least = 9<<20 + 1000, 1 << 20
+	const least = 1 << 20
+	n := 9<<20 + 1000
+	if testing.Short() {
+		n = 4<<20 + 1000
+	}
 	for k, payload := range divisible(t, n) {
 		whole := make([]byte, n)
 		if err := Decode(whole, k, bytes.NewReader(payload)); err != nil {
 			t.Fatal(err)
 		}
-		want := 10
+		block := least
 		if k == LZ4 {
-			want = 3 // has blocks of 4 MiB
+			block = 4 << 20
 		}
+		want := (n + block - 1) / block
 		if got := checkShares(t, k, payload, whole, partsAt([2]int{0, n}), least); got != want {
 			t.Errorf("%s: %d shares, not %d", k, got, want)
 		}
 		// Parts in two halves cover the payload too, so its checksum is known.
-		s, ok := Divide(partsAt([2]int{0, n / 2}, [2]int{n / 2, n}), k, bytes.NewReader(payload), int64(len(payload)), n, least)
+		s, ok := Divide(partsAt([2]int{0, n / 2}, [2]int{n / 2, n}), k, bytes.NewReader(payload), int64(len(payload)), int64(n), least)
 		if !ok {
 			t.Fatalf("%s: cannot be divided", k)
 		}
@@ -101,8 +106,12 @@ func TestTornPayloadsAreNotDivided(t *testing.T) {
 func TestSharesOfDamagedPayloads(t *testing.T) {
 	const n = 1 << 20
 	rng := rand.New(rand.NewPCG(1, 2))
+	draws := 50
+	if testing.Short() {
+		draws = 3
+	}
 	for k, payload := range divisible(t, n) {
-		for range 50 {
+		for range draws {
 			damaged := slices.Clone(payload)
 			damaged[rng.IntN(len(damaged))] ^= byte(1 << rng.IntN(8))
 			s, ok := Divide(partsAt([2]int{0, n}), k, bytes.NewReader(damaged), int64(len(damaged)), n, n/8)

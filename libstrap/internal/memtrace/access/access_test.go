@@ -70,7 +70,11 @@ func TestTimes(t *testing.T) {
 // Merging threads gives the same rows as sorting all rows by time, for any number of threads and
 // any division into blocks.
 func TestMergeIsASort(t *testing.T) {
-	for seed := range int64(300) {
+	seeds := int64(300)
+	if testing.Short() {
+		seeds = 10
+	}
+	for seed := range seeds {
 		random := rand.New(rand.NewSource(seed))
 		w := &fileWriter{}
 		w.start()

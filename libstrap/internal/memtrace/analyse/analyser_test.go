@@ -169,10 +169,14 @@ func draw(r *rand.Rand) []access {
 	return rows
 }
 
-// TestTables compares the tables of thousands of small traces with the reference.
+// TestTables compares the tables of many small traces with the reference.
 func TestTables(t *testing.T) {
 	dir := t.TempDir()
-	for seed := range uint64(4000) {
+	seeds := uint64(2000)
+	if testing.Short() {
+		seeds = 60
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))
 		rows := draw(r)
 		o := Options{Workers: []int{1, 2, 9}[r.IntN(3)], MemoryBytes: []int{1, 200, 0}[r.IntN(3)], SpillDir: dir}
@@ -221,7 +225,11 @@ func drawLong(r *rand.Rand) []access {
 // TestLongRows compares all tables with those of the same trace with a row for each page.
 func TestLongRows(t *testing.T) {
 	dir := t.TempDir()
-	for seed := range uint64(600) {
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 18
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 7))
 		rows := drawLong(r)
 		o := Options{
@@ -274,19 +282,30 @@ func model(n int, seed uint64) []access {
 }
 
 // TestLarge analyses several blocks, chunks and sorted runs, with everything in memory and with nearly
-// nothing in memory.
+// nothing in memory. Each pair of order, memory and workers occurs, and with STRAP_LONG each triple.
 func TestLarge(t *testing.T) {
-	ordered := model(150_000, 1)
+	n := 150_000
+	if testing.Short() {
+		n = 65_000
+	}
+	ordered := model(n, 1)
 	disordered := slices.Clone(ordered)
 	r := rand.New(rand.NewPCG(3, 3))
 	for i := 60_000; i < len(disordered); i++ {
 		j := i - r.IntN(50_000)
 		disordered[i], disordered[j] = disordered[j], disordered[i]
 	}
-	for name, rows := range map[string][]access{"ordered": ordered, "disordered": disordered} {
+	for o, rows := range [][]access{ordered, disordered} {
+		name := []string{"ordered", "disordered"}[o]
 		want := reference(rows)
-		for _, memory := range []int{0, 100_000, 1} {
-			for _, workers := range []int{1, 2, 8} {
+		for m, memory := range []int{0, 100_000, 1} {
+			for w, workers := range []int{1, 2, 8} {
+				if (o+m+w)%2 == 1 && os.Getenv("STRAP_LONG") == "" {
+					continue
+				}
+				if testing.Short() && m != w {
+					continue
+				}
 				got, err := analysed(rows, Options{Workers: workers, MemoryBytes: memory, SpillDir: t.TempDir()}, 20_000, 70_000)
 				if err != nil {
 					t.Fatal(err)
@@ -520,7 +539,11 @@ func TestStates(t *testing.T) {
 // TestSpillFails checks that the error of a failed spill names the folder and a way out, whichever
 // stage spills first.
 func TestSpillFails(t *testing.T) {
-	ordered, late := model(100_000, 1), model(100_000, 1)
+	n := 100_000
+	if testing.Short() {
+		n = 20_000
+	}
+	ordered, late := model(n, 1), model(n, 1)
 	slices.Reverse(late)
 	for name, rows := range map[string][]access{"ordered": ordered, "late": late} {
 		dir := t.TempDir() + "/gone"
@@ -543,7 +566,11 @@ func TestSpillIsFull(t *testing.T) {
 		t.Skip("no /dev/full on this system")
 	}
 	a.spill.file = full
-	r := record(model(100_000, 1))
+	n := 100_000
+	if testing.Short() {
+		n = 20_000
+	}
+	r := record(model(n, 1))
 	defer r.Release()
 	if err = a.Add(r); err == nil {
 		_, err = a.Finish()
@@ -556,7 +583,11 @@ func TestSpillIsFull(t *testing.T) {
 // TestCloseAnyTime calls Close while rows are added and sorted and quantiles are selected.
 func TestCloseAnyTime(t *testing.T) {
 	before := runtime.NumGoroutine()
-	rows := model(200_000, 1)
+	n := 200_000
+	if testing.Short() {
+		n = 40_000
+	}
+	rows := model(n, 1)
 	slices.Reverse(rows)
 	r := record(rows)
 	defer r.Release()

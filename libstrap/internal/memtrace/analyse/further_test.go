@@ -222,7 +222,11 @@ func furtherReference(rows []access, o Options) map[string]cells {
 }
 
 func TestFurtherTables(t *testing.T) {
-	for seed := range uint64(2000) {
+	seeds := uint64(1000)
+	if testing.Short() {
+		seeds = 40
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 4))
 		rows := draw(r)
 		o := Options{Tables: Further, Bins: 1 + r.IntN(5), Windows: 1 + r.IntN(5), Top: 1 + r.IntN(4), Workers: 1 + r.IntN(3)}
@@ -239,7 +243,11 @@ func TestFurtherTables(t *testing.T) {
 // TestFurtherLarge has so many rows that places run out and windows double many times, with and without
 // late rows.
 func TestFurtherLarge(t *testing.T) {
-	rows := model(60_000, 1)
+	n := 60_000
+	if testing.Short() {
+		n = 10_000
+	}
+	rows := model(n, 1)
 	for range 2 {
 		o := Options{Tables: Further, Bins: 100, Windows: 50, Top: 20}
 		got, err := analysed(rows, o)

@@ -124,7 +124,11 @@ func checkParts(rows []access, cuts []int, o Options, kept bool, dir string) err
 // TestParts cuts hundreds of small traces into parts: the merged tables equal those of the whole.
 func TestParts(t *testing.T) {
 	dir, spill := t.TempDir(), t.TempDir()
-	for seed := range uint64(150) {
+	seeds := uint64(150)
+	if testing.Short() {
+		seeds = 9
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 11))
 		rows := draw(r)
 		if seed%3 == 0 {
@@ -142,10 +146,14 @@ func TestParts(t *testing.T) {
 
 // TestLargeParts has parts of several blocks and batches, with everything in memory and with nearly nothing.
 func TestLargeParts(t *testing.T) {
-	rows := model(60_000, 1)
+	n := 60_000
+	if testing.Short() {
+		n = 16_000
+	}
+	rows := model(n, 1)
 	for memory, kept := range map[int]bool{0: false, 100_000: false, 50_000: true} {
 		o := Options{Workers: 2, MemoryBytes: memory, SpillDir: t.TempDir()}
-		if err := checkParts(rows, []int{20_000, 20_001, 45_000}, o, kept, t.TempDir()); err != nil {
+		if err := checkParts(rows, []int{n / 3, n/3 + 1, n / 4 * 3}, o, kept, t.TempDir()); err != nil {
 			t.Errorf("%d bytes: %v", memory, err)
 		}
 	}
@@ -154,7 +162,11 @@ func TestLargeParts(t *testing.T) {
 // TestSweepsInParts has parts that sweep over a region, each with a first stride of its own, which it has
 // once, up to fewFirsts times, or more often.
 func TestSweepsInParts(t *testing.T) {
-	for _, each := range []int{1, 2, fewFirsts, fewFirsts + 1, fewFirsts + 2, 300} {
+	times := []int{1, 2, fewFirsts, fewFirsts + 1, fewFirsts + 2, 300}
+	if testing.Short() {
+		times = []int{1, fewFirsts + 1}
+	}
+	for _, each := range times {
 		var rows []access
 		var cuts []int
 		address := uint64(1 << 40)
@@ -336,7 +348,11 @@ func TestFilesThatAreNoPartialAnalysis(t *testing.T) {
 	body := whole[:len(whole)-sha256.Size]
 	refused(nil, status.Corrupt, "it has 0 bytes")
 	refused([]byte("PAR1 and more that is no partial analysis at all"), status.Corrupt, "checksum")
-	for n := 1; n < len(whole); n += 97 {
+	step := 97
+	if testing.Short() {
+		step = 997
+	}
+	for n := 1; n < len(whole); n += step {
 		refused(whole[:n], status.Corrupt, "no whole partial analysis")
 		flipped := slices.Clone(whole)
 		flipped[n] ^= 1

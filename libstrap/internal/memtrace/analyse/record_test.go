@@ -63,7 +63,11 @@ func (f *file) read(p []byte, at int64) error {
 func TestPick(t *testing.T) {
 	dir := t.TempDir()
 	grouped := false
-	for seed := range uint64(200) {
+	seeds := uint64(200)
+	if testing.Short() {
+		seeds = 20
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 7))
 		sp := &spill{dir: dir}
 		st := &store{limit: []int64{1, 1 << 10, 1 << 18, 1 << 40}[r.IntN(4)], spill: sp}
@@ -142,6 +146,9 @@ func hasGroups(v *values) bool {
 
 // TestLargeRecords has more values than a record may have.
 func TestLargeRecords(t *testing.T) {
+	if testing.Short() {
+		t.Skip("millions of values, and no goroutines")
+	}
 	f, err := os.Create(filepath.Join(t.TempDir(), "records"))
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +179,11 @@ func TestRecordsFitTheirSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for _, n := range []int{1, 9, mostRecord - 1, mostRecord, mostRecord + 1, 3 * mostRecord} {
+	sizes := []int{1, 9, mostRecord - 1, mostRecord, mostRecord + 1, 3 * mostRecord}
+	if testing.Short() {
+		sizes = []int{9, 1000}
+	}
+	for _, n := range sizes {
 		to, st, v := &file{File: f}, &store{limit: 1 << 62}, &values{}
 		for i := range uint64(n) {
 			v.add(1<<40|i<<20, st) // eight bytes each
@@ -205,7 +216,11 @@ func TestDamagedRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := 0
-	for at := int64(0); at < part.tables; at += 149 {
+	step := int64(149)
+	if testing.Short() {
+		step = 1499
+	}
+	for at := int64(0); at < part.tables; at += step {
 		for _, flip := range []byte{1, 0x80} {
 			bad := slices.Clone(whole)
 			bad[at] ^= flip

@@ -400,7 +400,11 @@ func randomRows(rnd *rand.Rand, n int) []row {
 
 func TestAgainstTheReference(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 8))
-	for n := range 2000 {
+	traces := 2000
+	if testing.Short() {
+		traces = 50
+	}
+	for n := range traces {
 		rows := randomRows(rnd, rnd.IntN(40))
 		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime}[n%3]}
 		_, got := run(t, o, rows)
@@ -414,7 +418,11 @@ func TestAgainstTheReference(t *testing.T) {
 func TestARegionHasOneIDAndAnIDOneRegion(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(13, 14))
 	renumbered := int64(0)
-	for n := range 2000 {
+	traces := 2000
+	if testing.Short() {
+		traces = 50
+	}
+	for n := range traces {
 		rows := randomRows(rnd, rnd.IntN(60))
 		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime}[n%3]}
 		l, got := run(t, o, rows)
@@ -459,7 +467,11 @@ func randomRanges(rnd *rand.Rand) []Range {
 // error names.
 func TestAnyBatchesGiveTheSame(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(9, 10))
-	for n := range 1000 {
+	traces := 1000
+	if testing.Short() {
+		traces = 40
+	}
+	for n := range traces {
 		rows := randomRows(rnd, 1+rnd.IntN(40))
 		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime, Fail}[n%4]}
 		whole, want, wantErr := runBatches(t, o, rows, func() int { return len(rows) })
@@ -501,7 +513,11 @@ func TestCoverageCountsTheBytesOfRows(t *testing.T) {
 // A row with a length gives the same tables as a row for each of its pages.
 func TestLengthsAreAccessesToEachPage(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(11, 12))
-	for n := range 500 {
+	traces := 200
+	if testing.Short() {
+		traces = 8
+	}
+	for n := range traces {
 		rows := randomRows(rnd, rnd.IntN(30))
 		var pages []row
 		for i := range rows {

@@ -221,8 +221,12 @@ func values(chunks ...arrow.Array) []string {
 }
 
 func TestAnyColumnsComeBack(t *testing.T) {
-	records := wild(t, 9000, 1, 0, 20_000, 700, 40_000, 3)
-	in := written(t, arrow.NewSchema(fields, nil), Options{RowGroupRows: 25_000}, records...)
+	sizes, group := []int{9000, 1, 0, 20_000, 700, 40_000, 3}, 25_000
+	if testing.Short() {
+		sizes, group = []int{900, 1, 0, 2000, 70, 4000, 3}, 2500
+	}
+	records := wild(t, sizes...)
+	in := written(t, arrow.NewSchema(fields, nil), Options{RowGroupRows: int64(group)}, records...)
 	if n := in.NumRowGroups(); n != 3 {
 		t.Errorf("%d row groups", n)
 	}
@@ -317,7 +321,11 @@ func bounds[T cmp.Ordered](chunks []arrow.Array, at func(arrow.Array) func(int) 
 
 // Readers skip row groups by their statistics, so the statistics must hold for every row.
 func TestStatisticsAreThoseOfTheRows(t *testing.T) {
-	records := wild(t, 9000, 30_000, 700, 95_000)
+	sizes := []int{9000, 30_000, 700, 95_000}
+	if testing.Short() {
+		sizes = []int{90, 11_000, 7, 950}
+	}
+	records := wild(t, sizes...)
 	in := written(t, arrow.NewSchema(fields, nil), Options{RowGroupRows: 1 << 30}, records...)
 	read := table(t, in)
 	for i, field := range fields {
@@ -442,7 +450,11 @@ func TestEncodings(t *testing.T) {
 // or after it.
 func TestPagesThatEndWithTheRows(t *testing.T) {
 	const page = 1 << 20 / 8
-	for _, rows := range []int{0, page - 1, page, page + 1, 2 * page} {
+	sizes := []int{0, page - 1, page, page + 1, 2 * page}
+	if testing.Short() {
+		sizes = []int{0, 1000}
+	}
+	for _, rows := range sizes {
 		schema := arrow.NewSchema([]arrow.Field{{Name: "n", Type: i64, Nullable: true}, {Name: "m", Type: i64}}, nil)
 		b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 		for row := range rows {

@@ -166,7 +166,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "trace.parquet")
-	w, err := NewWriter(path, numbersAndWords, Options{RowGroupRows: 100, Compression: "none"})
+	w, err := NewWriter(path, numbersAndWords, Options{RowGroupRows: 1000, Compression: "none"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/iotest"
@@ -36,8 +37,16 @@ func long(lines int) string {
 	return b.String()
 }
 
+// blocks is a text of several blocks. In short mode its comments are longer, so that it has fewer lines.
+var blocks = sync.OnceValue(func() string {
+	if testing.Short() {
+		return strings.ReplaceAll(long(15_000), "# comment", "#"+strings.Repeat(" comment", 400))
+	}
+	return long(150_000)
+})
+
 func TestWorkersKeepTheOrder(t *testing.T) {
-	text := long(150_000)
+	text := blocks()
 	if len(text) < 3*blockSize {
 		t.Fatal("the text is too short")
 	}
@@ -81,7 +90,7 @@ func TestBatchesHaveAtMostSoManyRows(t *testing.T) {
 }
 
 func TestSampleEvery(t *testing.T) {
-	text := long(150_000)
+	text := blocks()
 	all, c := show(t, PerfScript, text, Options{})
 	for _, every := range []int{2, 7, 100_000} {
 		var want []string
@@ -148,6 +157,9 @@ func TestHostileLines(t *testing.T) {
 		for _, head := range []string{"", "a 1 [0] 1.0: page-faults: ff "} {
 			text := []byte(head + strings.Repeat(piece, (maxLine-len(head))/len(piece)) + "\n")
 			for _, format := range []Format{PerfScript, PageFaults, Lackey} {
+				if testing.Short() && (format != PageFaults || head == "") {
+					continue
+				}
 				b := &block{text: text}
 				b.parse(format.parser(&Options{}), 1)
 				if b.lines != 1 || int64(b.rows.len())+b.skipped+b.malformed+b.unaddressed != 1 {
@@ -229,7 +241,7 @@ func TestFile(t *testing.T) {
 }
 
 func TestReadErrorEndsTheTrace(t *testing.T) {
-	text := long(150_000)
+	text := blocks()
 	s, err := OpenReader(PerfScript, io.MultiReader(strings.NewReader(text), iotest.ErrReader(syscall.EIO)), Options{})
 	if err != nil {
 		t.Fatal(err)

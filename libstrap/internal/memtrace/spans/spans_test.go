@@ -101,7 +101,11 @@ func compare(t *testing.T, r *rand.Rand, m *Map[int], twin pages, top uint64) {
 
 // A map holds the same as its twin of single pages, with few spans and with many leaves.
 func TestAMapIsItsPages(t *testing.T) {
-	for seed := range uint64(60) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))
 		top := []uint64{12, 100, 5000}[seed%3]
 		longest := []uint64{3, top/2 + 1}[seed/3%2]
@@ -129,6 +133,9 @@ func TestAMapIsItsPages(t *testing.T) {
 // Spans that need three levels of nodes are added and removed in any order. Their memory goes with
 // them.
 func TestAMapOfManySpans(t *testing.T) {
+	if testing.Short() {
+		t.Skip("tens of thousands of spans, and no goroutines")
+	}
 	const top = 60_000
 	r := rand.New(rand.NewPCG(1, 1))
 	var m Map[int]
