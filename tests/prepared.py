@@ -21,11 +21,15 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["run"]
+__all__ = ["TORCH", "TRANSFORMERS", "run"]
+
+TORCH = ("pyarrow.parquet", "torch")
+TRANSFORMERS = (*TORCH, "transformers.generation.utils")
 
 SERVER = """
-import atexit, json, os, runpy, sys, threading, traceback, warnings
-import pyarrow.parquet, torch, transformers.generation.utils
+import atexit, importlib, json, os, runpy, sys, threading, traceback, warnings
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for line in sys.stdin:
     asked = json.loads(line)
     child = os.fork()
@@ -60,7 +64,13 @@ for line in sys.stdin:
 """
 
 
-def run(script: Path, *arguments: str | Path, cwd: Path, **env: str) -> str:
+def run(
+    script: Path,
+    *arguments: str | Path,
+    cwd: Path,
+    imports: tuple[str, ...] = TRANSFORMERS,
+    **env: str,
+) -> str:
     """What a Python script prints. It must succeed; the error has all that it has printed.
 
     A DeprecationWarning of one of its own lines ends it.
@@ -69,9 +79,10 @@ def run(script: Path, *arguments: str | Path, cwd: Path, **env: str) -> str:
         script: its file.
         arguments: sys.argv behind the script.
         cwd: the folder it runs in.
+        imports: what the process has imported when it begins.
         env: more environment variables.
     """
-    asks, answers = _server()
+    asks, answers = _server(imports)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         out.touch(), err.touch()
@@ -87,10 +98,11 @@ def run(script: Path, *arguments: str | Path, cwd: Path, **env: str) -> str:
 
 
 @functools.cache
-def _server() -> tuple[IO[str], IO[str]]:
+def _server(imports: tuple[str, ...]) -> tuple[IO[str], IO[str]]:
     package = Path(__file__).resolve().parents[1] / "python"
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", SERVER, *imports], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None

@@ -106,10 +106,8 @@ def test_c_blocks_run(page, tmp_path):
 
 def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):
     drawn, committed = tmp_path / "topics.svg", ROOT / "docs" / "images" / "topics.svg"
-    run(
-        sys.executable, ROOT / "scripts" / "tutorial_picture.py", "--output", drawn, cwd=tmp_path,
-        HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
-    )  # fmt: skip
+    script = ROOT / "scripts" / "tutorial_picture.py"
+    prepared.run(script, "--output", drawn, cwd=tmp_path)
     for picture in (drawn, committed):
         assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert picture.stat().st_size < 200_000

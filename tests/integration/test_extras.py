@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 
 # A finder hides the packages of the extras, as if they were not installed.
@@ -228,11 +229,9 @@ FEATURES = {
 
 
 def run(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT + program], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    script = folder / "program.py"
+    script.write_text(WITHOUT + program)
+    return prepared.run(script, cwd=folder, imports=prepared.TORCH)
 
 
 def test_a_capture_and_its_reader_need_no_extra(tmp_path):
