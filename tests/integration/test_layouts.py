@@ -14,6 +14,7 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
+from llm_instrumentation.core.model_layouts import layouts_of
 from llm_instrumentation.errors import UnsupportedError
 from llm_instrumentation.interventions import Site, apply, intervene, mean, zero
 from torch import Tensor, nn
@@ -318,3 +319,10 @@ def test_convolutions_have_the_tokens_behind_the_width(path):
         model(**batch)
     with intervene(model, zero(Site(query, sequences=1))):
         model(**batch)
+
+
+def test_a_module_that_is_replaced_is_looked_at_again():
+    model = nn.Sequential(nn.Linear(8, 8))
+    assert layouts_of(model).of("0") is None
+    model[0] = nn.Conv1d(8, 8, 1)
+    assert layouts_of(model).of("0") == "width_first"

@@ -78,7 +78,8 @@ class Labels:
 
     def of_batch(self, batch: SortedBatch) -> Labels | None:
         """The labels of a batch, of labels in the caller's order of all texts; None: not known."""
-        places, values = batch.places, {}
+        places = batch.places
+        values: dict[str, Label | tuple[Label, ...]] = {}
         for name, value in self.values.items():
             if not isinstance(value, tuple):
                 values[name] = value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -12,6 +14,8 @@ from .layouts import Layout, Layouts, is_foreign
 from .selection import original_name
 
 __all__ = ["layouts_of"]
+
+_Structure: TypeAlias = "list[tuple[str, int, type[nn.Module]]]"
 
 _EXPERTS = re.compile(r"expert", re.IGNORECASE)
 _ROUTER = re.compile(r"(^|_)(router|gate|gating)$")
@@ -53,9 +57,25 @@ _SEQUENCE_FIRST_INSIDE = frozenset(
 _SEQUENCE_FIRST = frozenset({"modeling_fsmt.EncoderLayer", "modeling_fsmt.DecoderLayer"})
 
 
+# What was found of a model, with the modules that it had. Each edit asks, and looking takes
+# milliseconds.
+_found: WeakKeyDictionary[nn.Module, tuple[_Structure, Layouts]] = WeakKeyDictionary()
+
+
 def layouts_of(model: nn.Module) -> Layouts:
     """How the tensors of a model's modules lie, by its structure."""
     model = getattr(model, "_orig_mod", model)
+    structure = [
+        (name, id(module), type(module))
+        for name, module in model.named_modules(remove_duplicate=False)
+    ]
+    before = _found.get(model)
+    if before is None or before[0] != structure:
+        before = _found[model] = structure, _look(model)
+    return before[1]
+
+
+def _look(model: nn.Module) -> Layouts:
     found: dict[str, str] = {}
     first: set[str] = set()
     config = getattr(model, "config", None)
