@@ -15,6 +15,9 @@ import (
 )
 
 func TestManyPacketsTakeFewBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("more rows than a batch may have, and no goroutines")
+	}
 	const count = maxPending + 1000
 	w, random := create(t), rand.New(rand.NewPCG(1, 2))
 	rows := make([]wire.Row, count)
@@ -124,7 +127,11 @@ func TestAnyCompressedByteMayBeWrong(t *testing.T) {
 	check(t, w.Close())
 	whole, err := os.ReadFile(w.path)
 	check(t, err)
-	for at := int(messageIn(whole, 0).end); at < len(whole); at += 37 {
+	step := 37
+	if testing.Short() {
+		step = 997
+	}
+	for at := int(messageIn(whole, 0).end); at < len(whole); at += step {
 		b := bytes.Clone(whole)
 		b[at] ^= 0x80
 		file, bad := parse(held(b), &memory.Budget{})
@@ -140,6 +147,9 @@ func TestAnyCompressedByteMayBeWrong(t *testing.T) {
 
 // Many rows may wait for a full disk. They are written in batches small enough for every reader.
 func TestALongQueueIsSeveralBatches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("more rows than two batches may have, and no goroutines")
+	}
 	w, row := create(t), sample()[0]
 	const count = 2*maxPending + 10
 	w.rows = slices.Repeat([]wire.Row{row}, count)

@@ -280,6 +280,9 @@ func TestTextThatIsNotUTF8IsMadeSo(t *testing.T) {
 }
 
 func TestAppendFlushesBeforeMemoryGrows(t *testing.T) {
+	if testing.Short() {
+		t.Skip("as many rows as a batch may have, and no goroutines")
+	}
 	w, row := create(t), sample()[0]
 	for range maxPending + 1 {
 		check(t, w.Append(&row))
@@ -577,7 +580,11 @@ func TestZerosBehindTheLastBatchAreATornTail(t *testing.T) {
 // Whenever a capture is killed and wherever its stream is cut, Resume keeps exactly the rows before
 // the cut, and the index stays one Arrow stream.
 func TestKillAndResumeAnywhere(t *testing.T) {
-	for seed := range uint64(60) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 10
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		path := filepath.Join(t.TempDir(), "a.stream.index")
 		w, err := Create(path, captureID)
@@ -689,7 +696,11 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 	check(t, w.Close())
 	whole, err := os.ReadFile(w.path)
 	check(t, err)
-	for at := range whole {
+	step := 1
+	if testing.Short() {
+		step = 61
+	}
+	for at := 0; at < len(whole); at += step {
 		for _, wrong := range []byte{0x01, 0x04, 0x80, 0xff} {
 			b := bytes.Clone(whole)
 			b[at] ^= wrong
@@ -710,7 +721,7 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 			}
 		}
 	}
-	for size := range whole {
+	for size := 0; size < len(whole); size += step {
 		f, bad := parse(held(whole[:size]), &memory.Budget{})
 		if bad != nil || !f.Torn {
 			t.Fatalf("cut to %d bytes: %v, %+v", size, bad, f)

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/procs"
@@ -24,13 +26,22 @@ func noise(n int) []byte {
 	return b
 }
 
+// encoded is the capture that large returns copies of: encoding it takes most of a test's time.
+var encoded struct {
+	sync.Once
+	capture
+}
+
 // large is a capture of packets that are decoded in shares if they are the last ones of a call.
 func large(t testing.TB) *capture {
-	c := &capture{}
-	for i, codec := range []string{"lz4", "zstd", "none", "zstd"} {
-		c.add(t, "large", codec, noise(5<<20+i))
-	}
-	return c
+	encoded.Do(func() {
+		for i, codec := range []string{"lz4", "zstd", "none", "zstd"} {
+			encoded.add(t, "large", codec, noise(5<<20+i))
+		}
+	})
+	c := encoded.capture
+	c.stream, c.rows = bytes.Clone(c.stream), slices.Clone(c.rows)
+	return &c
 }
 
 // atLeast sets the least number of processors for a test.

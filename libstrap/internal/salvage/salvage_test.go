@@ -586,7 +586,11 @@ func random(t testing.TB, rng *rand.Rand) *capture {
 // Whatever happens to a stream, a packet that the index lists and whose bytes are untouched is in
 // the new stream. A packet that is kept as listed has the bytes that were written.
 func TestNothingIntactIsLost(t *testing.T) {
-	for seed := range uint64(400) {
+	seeds := uint64(400)
+	if testing.Short() {
+		seeds = 30
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		c := random(t, rng)
 		b, origin := damaged(rng, c.stream)
@@ -628,7 +632,11 @@ func TestNothingIntactIsLost(t *testing.T) {
 
 // Without an index, frames are recognised by their own bytes.
 func TestNothingIntactIsLostWithoutAnIndex(t *testing.T) {
-	for seed := range uint64(200) {
+	seeds := uint64(200)
+	if testing.Short() {
+		seeds = 15
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		c := one(t, kinds[1+rng.IntN(2)])
 		b, origin := damaged(rng, c.stream)

@@ -80,8 +80,12 @@ var hostile = map[string]func(n int) []byte{
 // The search reads no byte again and again, whatever the stream claims.
 func TestTheWorkIsLinear(t *testing.T) {
 	const allowed, most = 16, 128
+	sizes := []int{1 << 16, 1 << 18, 1 << 20}
+	if testing.Short() {
+		sizes = []int{1 << 16}
+	}
 	for name, stream := range hostile {
-		for _, n := range []int{1 << 16, 1 << 18, 1 << 20} {
+		for _, n := range sizes {
 			_, read, err := salvage.Search(save(t, stream(n), nil), allowed*int64(n))
 			check(t, err)
 			if read > int64(most*n) {
@@ -114,7 +118,11 @@ func TestTheWorkIsLinearForAHostileIndex(t *testing.T) {
 // Without a bound, the search is simple and never gives up. In streams with random damage, the
 // bounded search finds the same. Only streams made to be hostile reach the bound.
 func TestASearchWithoutBoundFindsTheSame(t *testing.T) {
-	for seed := range uint64(300) {
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 18
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		c := random(t, rng)
 		if seed%3 == 0 {

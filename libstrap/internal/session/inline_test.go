@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -68,21 +69,29 @@ func TestPacketsAreMadeInTheStreamsBlocks(t *testing.T) {
 func mixed(t *testing.T, s *Session, from, to int) (want [][]byte) {
 	sizes := []int{1, 3, 768, 65_535, 65_536, 100_001, 2_500_000, 300_000, 5}
 	noisy, plain := mustLayer(t, s, "noisy"), mustLayer(t, s, "plain")
+	values, words := noises()
 	for i := from; i < to; i++ {
-		layer, v := noisy, noise(sizes[i%len(sizes)], uint64(i))
+		n := sizes[i%len(sizes)]
+		layer, v, half := noisy, values[i:i+n], words[2*i:2*(i+n)]
 		if i%7 == 3 { // LZ4 compresses these values, so the packet waits for the team
-			layer, v = plain, make([]float32, 10_000)
+			layer, v, half = plain, make([]float32, 10_000), make([]byte, 20_000)
 		}
 		x := tensorOf(layer, wire.Float32, v)
 		x.Step = int64(i)
 		if err := s.Enqueue(x, forever); err != nil {
 			t.Fatal(err)
 		}
-		want = append(want, halves(v))
+		want = append(want, half)
 	}
 	finish(t, s)
 	return want
 }
+
+// noises returns noise for mixed, and its bytes as float16. Each tensor is another part of it.
+var noises = sync.OnceValues(func() ([]float32, []byte) {
+	v := noise(2_500_060, 1)
+	return v, halves(v)
+})
 
 // If LZ4 did not shrink a layer's packets, it is tried again after tryEvery packets.
 func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {

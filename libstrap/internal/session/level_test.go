@@ -20,6 +20,18 @@ func atEveryLevel(t *testing.T, test func(t *testing.T)) {
 	}
 }
 
+// atEveryLevelPaired runs a test as atEveryLevel does. tries reports whether to try the i-th value of an option
+// with the j-th value of another one at this level. Each value occurs at each level, and each pair of values
+// at one level; with STRAP_LONG, each pair occurs at each level.
+func atEveryLevelPaired(t *testing.T, test func(t *testing.T, tries func(i, j int) bool)) {
+	levels, level := codec.Levels(), 0
+	atEveryLevel(t, func(t *testing.T) {
+		at := level
+		level++
+		test(t, func(i, j int) bool { return os.Getenv("STRAP_LONG") != "" || (i+j+at)%len(levels) == 0 })
+	})
+}
+
 // Without an error bound a capture is the same on every processor that has kernels. With a bound it
 // is the same too, unless the error of a packet is within 2e-6 of the bound. The sums of squared
 // errors differ between the levels by that much, and they decide how many bits are kept. The values

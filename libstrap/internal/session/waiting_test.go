@@ -263,7 +263,7 @@ func TestDropsOfManyThreadsDoNotWait(t *testing.T) {
 
 // A checkpoint beside Close covers the tensors of its thread, or is refused.
 func TestACheckpointBesideCloseIsTrueOrRefused(t *testing.T) {
-	for round := range 300 {
+	for round := range 150 {
 		path := filepath.Join(t.TempDir(), "a.stream")
 		s := open(t, path, options(codec.None))
 		layer := mustLayer(t, s, "x")
