@@ -83,6 +83,11 @@ def command(*arguments) -> tuple[int, str, str]:
     return ended.value.code, out.getvalue(), err.getvalue()
 
 
+def without_figures(base: Path) -> dict:
+    """Drawing takes longer than a run."""
+    return {"base_dir": str(base / "results"), "formats": {"figures": "none"}}
+
+
 def written(base: Path, **sections) -> Path:
     path = base / "experiment.yaml"
     path.write_text(yaml.safe_dump(experiment(base, **sections)), encoding="utf-8")
@@ -309,6 +314,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
         sweep={
             "context_lengths": [8, 16], "output_tokens": [4], "repetitions": 2, "warmup_runs": 1,
         },
+        output=without_figures(tmp_path),
     )  # fmt: skip
     code, out, _ = command("run", "--config", path, "--json")
     statuses = [run["status"] for run in json.loads(out)["runs"]]
@@ -330,7 +336,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
 
 
 def test_force_runs_again_beside_the_earlier(tmp_path):
-    path = written(tmp_path)
+    path = written(tmp_path, output=without_figures(tmp_path))
     assert command("run", "--config", path)[0] == ExitCode.OK
     time.sleep(1.1)  # the names of runs have a resolution of one second
     code, _, _ = command("run", "--config", path, "--force", "--only", "rep0")
