@@ -25,6 +25,8 @@ from llm_instrumentation import (
 )
 from torch import nn
 
+pytestmark = pytest.mark.slow  # it downloads the package
+
 CODECS = ["lz4", "zstd", "none"]
 
 
