@@ -81,7 +81,7 @@ test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
 test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 	-$(PY) packaging/versitygw.py # tests of object storage skip without it
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
-		-n $(JOBS) --dist loadfile --no-loadscope-reorder
+		-n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
 test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	-$(PY) packaging/versitygw.py
