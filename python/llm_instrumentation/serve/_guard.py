@@ -1,23 +1,23 @@
 """Lets only the person who started a server use it.
 
-Other users of the machine, and pages of other sites in the same browser, can reach the port. A
-request therefore needs a secret: as `token` in the address of the first request, which sets a
-cookie, and then as this cookie. Browsers send the cookie with requests of our own pages alone
-(SameSite). The Host header is checked, because a foreign site may let its name lead to 127.0.0.1
-(DNS rebinding).
+Other users of the machine, other servers on it, and pages of other sites in the same browser can
+reach the port. A request for anything of a capture therefore needs a secret, the header
+X-Strap-Token. The address that is printed has it. The page's script keeps it for its own origin,
+which includes the port, and sets the header. A cookie would go to every port of 127.0.0.1. The page
+itself is the same for all, so it needs no secret. The Host header is checked, because a foreign
+site may let its name lead to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
 
 import secrets
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from .._extras import extra
 
 with extra("serve", "strap serve"):
     from starlette.datastructures import Headers, MutableHeaders
-    from starlette.responses import PlainTextResponse, RedirectResponse, Response
+    from starlette.responses import PlainTextResponse, Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Guard"]
@@ -42,14 +42,18 @@ class Guard:
     Args:
         app: the application.
         token: the secret.
-        port: of the server. Cookies do not know ports, so the cookie's name has it.
+        port: of the server.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self._app = app
         self._token = token
-        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._cookie = f"strap-{port}"
+        # Browsers leave out the port that is usual for http.
+        self._hosts = {
+            name + end
+            for name in ("127.0.0.1", "localhost")
+            for end in (f":{port}", *([""] if port == 80 else []))
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server takes no websockets and has no lifespan"
@@ -72,30 +76,13 @@ class Guard:
         return None
 
     def _admission(self, scope: Scope) -> Response | None:
-        """The answer to a request without the cookie; None: it has the cookie.
-
-        A request with the token gets the cookie, and is sent to the address without the token.
-        """
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        tokens = [value for name, value in query if name == "token"]
-        if tokens:
-            if not all(map(self._is_token, tokens)):
-                return _forbidden()
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
-            answer = RedirectResponse(f"/?{rest}" if rest else "/", 303)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
-            return answer
-        return None if self._has_cookie(scope) else _forbidden()
-
-    def _has_cookie(self, scope: Scope) -> bool:
-        for header in Headers(scope=scope).getlist("cookie"):
-            try:
-                found = SimpleCookie(header).get(self._cookie)
-            except CookieError:
-                continue
-            if found is not None and self._is_token(found.value):
-                return True
-        return False
+        """The answer to a request without the secret that it needs; None: it may pass."""
+        given = Headers(scope=scope).getlist("x-strap-token")
+        if scope["path"] == "/" or scope["path"].startswith("/static/"):
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            given = [value for name, value in query if name == "token"]
+            return None if all(map(self._is_token, given)) else _forbidden()
+        return None if len(given) == 1 and self._is_token(given[0]) else _forbidden()
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -15,6 +16,7 @@ from .._extras import extra
 
 with extra("serve", "strap serve"):
     from uvicorn.config import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
     from uvicorn.server import Server
 
 from .._signals import ended_by_sigterm
@@ -28,6 +30,35 @@ from ._tensors import Cache
 __all__ = ["CaptureServer"]
 
 _GRACE_S = 2  # for answers under way when it ends
+_REQUEST_S = 10  # until the last byte of a request
+_CONNECTIONS = 256
+
+
+class _Protocol(H11Protocol):
+    """Ends a connection whose request does not come to an end. uvicorn waits for it for ever."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._due is not None:
+            self._due.cancel()
+
+    def _watch(self) -> None:
+        complete = self.cycle is not None and not self.cycle.response_complete
+        if complete and self._due is not None:
+            self._due.cancel()
+            self._due = None
+        elif not complete and self._due is None:
+            self._due = self.loop.call_later(_REQUEST_S, self.transport.close)
 
 
 class CaptureServer:
@@ -85,7 +116,8 @@ class CaptureServer:
                     access_log=False,
                     lifespan="off",
                     ws="none",
-                    http="h11",
+                    http=_Protocol,
+                    limit_concurrency=_CONNECTIONS,
                     server_header=False,
                     timeout_graceful_shutdown=_GRACE_S,
                 )

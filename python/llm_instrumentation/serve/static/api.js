@@ -1,5 +1,26 @@
 // Asks the server. An answer is JSON, or numbers as bytes.
 
+const token = secret();
+
+/**
+ * The server's secret, of the address that strap serve prints. It leaves the address bar, and stays
+ * with this origin for reloads and further tabs. No other port of this machine is this origin.
+ */
+function secret() {
+  const query = new URLSearchParams(location.search);
+  const given = query.get("token");
+  if (given !== null) {
+    query.delete("token");
+    history.replaceState(null, "", query.size ? `?${query}` : "/");
+  }
+  try {
+    if (given !== null) localStorage.setItem("token", given);
+    return localStorage.getItem("token") ?? "";
+  } catch {
+    return given ?? ""; // the browser stores nothing
+  }
+}
+
 async function answer(path, parameters, signal) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
@@ -7,7 +28,7 @@ async function answer(path, parameters, signal) {
   }
   let response;
   try {
-    response = await fetch(`/api/${path}?${query}`, { signal });
+    response = await fetch(`/api/${path}?${query}`, { signal, headers: { "X-Strap-Token": token } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer. Has strap serve ended?");
