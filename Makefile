@@ -94,8 +94,8 @@ bench: $(VENV)/.dev $(NATIVE) ## Measure: Go benchmarks, then benchmarks/ (quiet
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...
 	@$(TOOLS) && PYTHON=$(PY) scripts/run_benchmarks.sh --peers
 
-generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev)
-	$(TOOLS) && "$$GO" generate ./bpf
+generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev), and write THIRD_PARTY_NOTICES
+	$(TOOLS) && "$$GO" generate ./bpf && $(PY) packaging/notices.py
 
 lib: $(NATIVE) ## Build libstrap.so, hook.so and strap-probe into the Python package
 
@@ -104,6 +104,7 @@ install: $(NATIVE) ## Install library, header, strap-probe and the like into DES
 		'$(DESTDIR)$(PREFIX)/lib/cmake/strap'
 	install -m 755 $(LIB) '$(DESTDIR)$(PREFIX)/lib/libstrap.so.1'
 	ln -sf libstrap.so.1 '$(DESTDIR)$(PREFIX)/lib/libstrap.so'
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/strap' LICENSE THIRD_PARTY_NOTICES
 	install -m 644 c_include/strap.h '$(DESTDIR)$(PREFIX)/include/strap.h'
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/strap.pc.in \
 		>'$(DESTDIR)$(PREFIX)/lib/pkgconfig/strap.pc'
@@ -132,7 +133,7 @@ fmt: $(VENV)/.dev ## Format Go and Python
 lint: $(VENV)/.dev ## Formatting, static analysis and types
 	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l bpf libstrap) && \
 		[ -z "$$unformatted" ] || { echo "run make fmt:" $$unformatted; exit 1; }
-	$(TOOLS) && "$$GO" mod tidy -diff && "$$GO" run $(STATICCHECK) ./...
+	$(TOOLS) && "$$GO" mod tidy -diff && $(PY) packaging/notices.py --check && "$$GO" run $(STATICCHECK) ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

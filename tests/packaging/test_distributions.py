@@ -55,6 +55,7 @@ def test_the_sdist_holds_the_sources_and_nothing_built(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "LICENSE",
+        "THIRD_PARTY_NOTICES",
         "c_include/strap.h",
         "go.mod",
         "go.sum",
@@ -99,7 +100,8 @@ def test_the_wheel_holds_the_package_its_libraries_and_one_program(wheel):
     assert sorted(n for n in names if ".so" in n) == [HOOK, LIBRARY]
     assert PROBE in names
     assert "llm_instrumentation/py.typed" in names
-    assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
+    for file in ("LICENSE", "THIRD_PARTY_NOTICES"):
+        assert any(n.endswith(f".dist-info/licenses/{file}") for n in names)
 
 
 def test_a_plain_installation_can_capture_and_read(wheel, version):

@@ -27,6 +27,8 @@ def prefix(root: Path, run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_file_is_in_its_place(prefix):
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if not p.is_dir()}
     assert installed == {
+        "share/doc/strap/LICENSE",
+        "share/doc/strap/THIRD_PARTY_NOTICES",
         "bin/strap-probe",
         "include/strap.h",
         "lib/libstrap.so",
