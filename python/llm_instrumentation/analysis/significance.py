@@ -124,7 +124,8 @@ def width_remark(effects: Any, low: Any, high: Any, examples: int) -> str:
 
     Args:
         effects: mean effects, [places].
-        low, high: the ends of their intervals, [places]; NaN is none.
+        low: the lower ends of their intervals, [places]; NaN is none.
+        high: the upper ends.
         examples: that they are means of.
     """
     effects, low, high = (np.asarray(one, np.float64) for one in (effects, low, high))
