@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import llm_instrumentation
 import pytest
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe, program, read_snapshots
@@ -42,6 +43,17 @@ def test_strap_without_arguments_prints_help():
     done = strap()
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("probe", "top", "export", "salvage"))
+
+
+def test_strap_tells_its_version_and_completes_names(monkeypatch):
+    module = [sys.executable, "-m", "llm_instrumentation", "--version"]
+    said = subprocess.run(module, capture_output=True, text=True, check=True).stdout
+    assert said == f"strap {llm_instrumentation.__version__}\n" == strap("--version").stdout
+    assert strap("info", "-h").stdout == strap("info", "--help").stdout
+    monkeypatch.setenv("_STRAP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "strap sal")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert strap().stdout.split() == ["salvage"]
 
 
 # ---- probe ----

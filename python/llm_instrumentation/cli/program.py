@@ -5,14 +5,44 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
+from .._version import __version__
 from ..errors import StrapError
 from . import console
 
-__all__ = ["CommandError", "Program"]
+__all__ = ["CommandError", "Program", "new_app"]
+
+
+def _tell_version(context: typer.Context, asked: bool) -> None:
+    if asked:
+        print(f"{context.find_root().info_name} {__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+]
+
+
+def _options(version: _Version = False) -> None:
+    pass  # those of the program itself
+
+
+def new_app(name: str, help: str, epilog: str) -> typer.Typer:
+    """A program of typer with -h and --version."""
+    app = typer.Typer(
+        name=name,
+        help=help,
+        epilog=epilog,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    return app
 
 
 class CommandError(Exception):

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .exit_codes import ExitCode, TraceExitCode, epilog
 from .opening import opening
-from .program import Program
+from .program import Program, new_app
 
 __all__ = ["STRAP", "TRACE", "app"]
 
@@ -26,12 +26,8 @@ _CODES = epilog(ExitCode)
 _CAPTURES, _MODELS = "Captures", "Models"
 _MACHINE, _MEMORY = "The machine beside a program", "Memory traces"
 
-app = typer.Typer(
-    name="strap",
-    help="Look into captures, watch the machine beside them, trace a model's memory.",
-    epilog=_CODES,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = new_app(
+    "strap", "Look into captures, watch the machine beside them, trace a model's memory.", _CODES
 )
 
 _Stream = Annotated[Path, typer.Argument(help="The stream of a capture.", metavar="STREAM")]

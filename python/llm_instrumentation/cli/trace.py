@@ -23,7 +23,7 @@ from ..mrm.config.choices import MetricName
 from . import console
 from .console import err, out, print_json
 from .exit_codes import TraceExitCode, epilog
-from .program import CommandError
+from .program import CommandError, new_app
 
 if TYPE_CHECKING:
     from ..mrm.analysis import RunAnalysis
@@ -34,12 +34,8 @@ __all__ = ["app"]
 
 _CODES = epilog(TraceExitCode)
 
-app = typer.Typer(
-    name="mrm-trace",
-    help="Memory traces of LLM inference: collect, label, analyse, report.",
-    epilog=_CODES,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = new_app(
+    "mrm-trace", "Memory traces of LLM inference: collect, label, analyse, report.", _CODES
 )
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment file (YAML).")]
