@@ -32,11 +32,11 @@ def _options(version: _Version = False) -> None:
     pass  # those of the program itself
 
 
-def new_app(name: str, help: str, epilog: str) -> typer.Typer:
+def new_app(name: str, about: str, epilog: str) -> typer.Typer:
     """A program of typer with -h and --version."""
     app = typer.Typer(
         name=name,
-        help=help,
+        help=about,
         epilog=epilog,
         context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
