@@ -56,7 +56,7 @@ vllm: $(VENV)/.toolchain $(LIB) $(HOOK) ## Test the captures of vLLM, in an envi
 test: test-go test-abi test-python test-faults lint docs ## Run every check
 
 # The race detector slows pure computation ten times. So -short makes the inputs of such tests few and small
-# for it, and the first run has all of them. What starts goroutines is the same in both runs.
+# for it, and the first run has all of them. All pools, pipelines and workers run in both.
 test-go: $(VENV)/.toolchain ## Go: vet, all tests, and again under the race detector
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test -vet=off ./... && "$$GO" test -vet=off -race -short ./...
 
