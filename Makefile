@@ -70,7 +70,7 @@ test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: befor
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests -m property --hypothesis-profile long --timeout 0 -n $(JOBS)
 
 # The race detector slows pure computation ten times. So -short makes the inputs of such tests few and small
-# for it, and the first run has all of them. What starts goroutines is the same in both runs.
+# for it, and the first run has all of them. All pools, pipelines and workers run in both.
 test-go: $(VENV)/.toolchain ## Go: vet, all tests, and again under the race detector
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test -vet=off ./... && "$$GO" test -vet=off -race -short ./...
 

@@ -71,6 +71,17 @@ func TestWorkersKeepTheOrder(t *testing.T) {
 	}
 }
 
+// A block that ends within a call chain leaves the sample to the next block, so that the sample keeps its symbol.
+func TestBlocksEndBeforeASampleWithItsChain(t *testing.T) {
+	const head, chain = "a 1 [000] 1.0: mem-loads: ff\n", "\t  7f0000001000 f+0x1 (/x)\n\t  7f0000001001 g (/x)\n\n"
+	for within := len(head); within < len(head+chain); within++ {
+		text := "#" + strings.Repeat(" ", blockSize-within-2) + "\n" + head + chain + strings.Repeat(head+chain, 3)
+		got, _ := show(t, PerfScript, text, Options{Workers: 2})
+		want := "1000000000 load ff f /x cpu=0 thread=1"
+		same(t, got, want, want, want, want)
+	}
+}
+
 func TestBatchesHaveAtMostSoManyRows(t *testing.T) {
 	s, err := OpenReader(PerfScript, strings.NewReader(long(100)), Options{BatchRows: 30})
 	if err != nil {
