@@ -216,6 +216,15 @@ UNREAD = {
     "an object": {"attention_mask": SimpleNamespace(shape=(3, 5))},
     "fewer columns": {"attention_mask": torch.ones(3, 4)},
     "torch's name": {"src_key_padding_mask": PROMPTS == 0},
+    "padding sees itself": {
+        "attention_mask": masks_of((PROMPTS != 0).long())["queries and keys"]
+        & ~(PROMPTS == 0)[:, None, :, None]
+        | torch.eye(PROMPTS.shape[1], dtype=torch.bool)
+    },
+    "small numbers": {
+        "attention_mask": masks_of((PROMPTS != 0).long())["queries and keys, added"].clamp(-1000)
+    },
+    "lengths": {"seq_lens": (PROMPTS != 0).sum(1)},
 }
 
 
@@ -245,7 +254,109 @@ def test_a_mask_that_cannot_be_read_makes_padding_unknown(path, form):
         model(PROMPTS)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_causal_mask_of_as_many_rows_as_tokens_tells_no_padding(path, added):
+    """It may be one mask [queries, keys] for all texts."""
+    model, ids = Embeds(), torch.arange(1, 17).view(4, 4)
+    mask = torch.ones(4, 4).tril()
+    if added:
+        mask = torch.zeros(4, 4).masked_fill(mask == 0, -torch.inf)
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model(ids, attention_mask=mask)
+        model(ids[:2])
+    with ActivationReader(path) as reader, pytest.warns(RuntimeWarning, match="which tokens are"):
+        rows = reader.rows("embed")
+        assert (len(rows), rows.unknown_padding) == (16 + 8, 1)
+    with torch.no_grad(), pytest.raises(UnsupportedError), intervene(model, mean("embed")):
+        model(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["XLM", "Flaubert"])
+def test_lengths_and_the_models_own_padding(path, kind):
+    """These models take lengths in place of a mask, and without any the ids that are no padding."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=50, emb_dim=16, n_layers=2, n_heads=2, pad_token_id=0, bos_token_id=1
+    )
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    ids = torch.tensor([[6, 7, 8, 9, 9], [8, 9, 10, 11, 12]])
+    its = ids.masked_fill(ids == 9, config.pad_index)
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model(ids, lengths=torch.tensor([3, 5]))
+        model(its[:1])
+    with ActivationReader(path) as reader:
+        rows = reader.rows("layer_norm2.1")
+        assert rows.select(step=0).column("token_id").tolist() == [6, 7, 8, 8, 9, 10, 11, 12]
+        assert rows.select(step=1).column("token_id").tolist() == [6, 7, 8]
+
+
+def test_texts_that_share_a_row_without_packing_have_no_known_sequence(path):
+    """Their position ids begin again."""
+    model = decoder()
+    places = torch.tensor([[0, 1, 2, 0, 1]])
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model(PROMPTS[:1], position_ids=places)
+        model(PROMPTS[:1], position_ids=torch.arange(5)[None])
+    with ActivationReader(path) as reader:
+        sequences = reader.rows(LAYER).column("sequence").tolist()
+    assert set(sequences[:5]) == {-1} and -1 not in sequences[5:]
+
+
 # ---- whose call it is -------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    """Passes its arguments on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, lambda model: Wrapper(Wrapper(model))])
+@pytest.mark.parametrize("directly", [False, True])
+def test_arguments_by_position_through_a_wrapper(path, wrap, directly):
+    model, mask = decoder(), (PROMPTS != 0).long()
+    wrapped = wrap(model)
+    with torch.no_grad(), capture_activations(wrapped, path, config=LOSSLESS):
+        (wrapped.forward if directly else wrapped)(PROMPTS, mask)
+    with ActivationReader(path) as reader:
+        layer = next(name for name in reader.layers if name.endswith(LAYER))
+        assert reader.rows(layer).column("token_id").tolist() == PROMPTS[mask == 1].tolist()
+
+
+def test_a_positional_argument_without_a_name_may_be_a_mask(path):
+    class Takes(Embeds):
+        def forward(self, *args: Any) -> Tensor:
+            return super().forward(args[0])
+
+    model = Takes()
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model(PROMPTS, (PROMPTS != 0).long())
+    with ActivationReader(path) as reader, pytest.warns(RuntimeWarning, match="which tokens are"):
+        assert reader.rows("embed").unknown_padding == 1
+
+
+def test_a_second_pass_of_a_step_ends_texts_as_the_first(path):
+    """Guidance runs the model twice in each step, with and without the prompt."""
+    model, mask = decoder(), (PROMPTS != 0).long()
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        whole = model.generate(PROMPTS, guidance_scale=1.5, **settings)
+        end = int(whole[1, 6])
+        with capture_activations(model, path, config=LOSSLESS):
+            model.generate(PROMPTS, guidance_scale=1.5, eos_token_id=end, **settings)
+    with ActivationReader(path) as reader:
+        rows = reader.rows(LAYER)
+        ends = [
+            rows[rows.column("sequence") == one].column("token_id").tolist().count(end)
+            for one in sorted(set(rows.column("sequence").tolist()))
+        ]
+    texts_with_end = ends[:3]
+    assert texts_with_end[1] == 1 and ends[3:] == texts_with_end
 
 
 def test_a_forward_that_is_called_as_a_method_is_the_models_call(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_instrumentation.core.masks import Mask, Unread, kept, read_mask
+from llm_instrumentation.core.masks import Mask, Unread, kept, read_mask, undecided
 from torch import Tensor
 
 HIDDEN = {torch.float32: torch.finfo(torch.float32).min, torch.bfloat16: -torch.inf}
@@ -66,6 +66,43 @@ def test_masks_of_queries_and_keys(real, causal, window, opened, dtype, heads, f
     read = read_mask(given_to_model, len(real), tokens, 0)
     assert isinstance(read, Mask)
     assert torch.equal(kept(read), real)
+
+
+@given(
+    paddings(),
+    st.sampled_from(["causal", "all", "prefix", "global"]),
+    st.sampled_from(["keys", "keys and queries"]),
+    st.sampled_from(["", "open", "diagonal"]),
+    st.sampled_from([torch.bool, torch.float32]),
+)
+def test_no_form_of_a_mask_is_misread_without_a_word(real, form, hidden, opened, dtype):
+    """Some forms are the same for padding and for text. Those are undecided, or tell nothing."""
+    tokens = real.shape[1]
+    key, query = torch.arange(tokens), torch.arange(tokens)[:, None]
+    allowed = {
+        "causal": key <= query,
+        "all": key >= 0,
+        "prefix": (key <= query) | (key < tokens // 2),
+        "global": (key - query).abs().le(1) | (key == 0) | (query == 0),
+    }[form].expand(tokens, tokens)
+    mask = allowed & real[:, None]
+    if hidden == "keys and queries" and form != "global":
+        mask = mask & real[:, :, None]
+    if opened == "open":
+        mask = with_open_rows(mask)
+    elif opened == "diagonal" and form != "global":
+        mask = mask | torch.eye(tokens, dtype=torch.bool)
+    # A text without padding may have these masks: causal, with a prefix that is seen as a whole.
+    whole = torch.stack([(key <= query) | (key < prefix) for prefix in range(tokens + 1)])
+    tells_nothing = (mask[:, None] == whole).all((2, 3)).any(1) | (mask == allowed).all((1, 2))
+    if dtype.is_floating_point:
+        mask = added(mask, dtype)
+    read = read_mask(mask[:, None], len(real), tokens, 0)
+    assert isinstance(read, Mask)
+    decided = ~undecided(read) & ~tells_nothing
+    assert opened == "diagonal" or not undecided(read).any()
+    assert torch.equal(kept(read)[decided], real[decided])
+    assert kept(read)[tells_nothing].all()
 
 
 @given(paddings(), st.integers(1, 12), st.booleans(), st.integers(0, 4))

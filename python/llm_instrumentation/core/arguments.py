@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .generation import Ended, mask_of_generation
+from .generation import Ended, generates, mask_of_generation
 from .masks import Mask, Unread, read_mask
 
 __all__ = ["Given", "Text", "given_to", "is_main_part", "named_arguments", "new_tokens"]
@@ -23,6 +23,14 @@ _TEXT = ("input_ids", "inputs_embeds")
 # torch.nn.Transformer are True for padding, others are True for tokens.
 _OTHER_MASK = re.compile(r"(^|_)(padding_mask|pad_mask|key_mask|input_mask|mask)$")
 _NO_PADDING_MASK = re.compile(r"special|loss|global|head|label|causal|bool_masked|tgt_|decoder_")
+# How many tokens a text has, in a model's own arguments. The rest of a row may be padding.
+_LENGTHS = re.compile(r"(^|_)(seq_?)?(lens|lengths)$")
+_OTHER_LENGTHS = re.compile(r"target|label|decoder|packed|cu_seq")
+# Models that take one id for padding if they are given no mask, and the name that it has in their
+# configurations.
+_PADDING_ID = {
+    "dpr": "pad_token_id", "flaubert": "pad_index", "t5gemma": "pad_token_id", "xlm": "pad_index",
+}  # fmt: skip
 _DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
 # Arguments that a Text holds, if they have one or two dimensions.
 _OF_TEXT = frozenset(
@@ -120,6 +128,10 @@ def given_to(
         used = next(iter(_parameters_of(module)), "")
         first = args[0] if args else named.get(used)
         text = _text({**named, "input_ids": first}, "", of_encoder)
+    if text is not None and text.mask is None:
+        text = text._replace(mask=_mask_of_lengths(module, named, text))
+    if text is not None and text.mask is None:
+        text = text._replace(mask=_unnamed_mask(module, args, text))
     if ended is not None and (last := decoder or text) is not None:
         last = last._replace(ended=ended.of_call(last.rows))
         text, decoder = (text, last) if decoder is not None else (last, None)
@@ -133,8 +145,12 @@ def given_to(
         and (text is None or name != used)
     }
     for side, its in (("", text), ("decoder_", decoder)):
-        if its is not None and isinstance(its.mask, Unread):
+        if its is None:
+            continue
+        if isinstance(its.mask, Unread):
             others[f"{side}attention_mask"] = its.mask
+        elif its.mask is not None and its.mask.may_be_square:
+            others[f"{side}attention_mask"] = tuple(its.mask.values.shape), its.mask.values.dtype
     if text is not None:
         rows = text.rows
     elif decoder is not None:
@@ -211,6 +227,34 @@ def _other_mask(named: Mapping[str, Any], rows: int, length: int) -> Unread | No
     return None
 
 
+def _mask_of_lengths(
+    module: nn.Module, named: Mapping[str, Any], text: Text
+) -> Mask | Unread | None:
+    """What says the padding of a text that came without a mask: lengths, or an id of padding."""
+    config = getattr(module, "config", None)
+    kind = getattr(config, "model_type", None)
+    for name, value in named.items():
+        lengths = isinstance(value, Tensor) and value.shape == (text.rows,)
+        if not lengths or value.dtype not in _INTEGERS or _OTHER_LENGTHS.search(name):
+            continue
+        if _LENGTHS.search(name) and text.length > 1:
+            if kind not in ("flaubert", "xlm"):
+                return Unread((text.rows,), f"{name}, {value.dtype}")
+            return Mask(torch.arange(text.length, device=value.device) < value[:, None])
+    padding = getattr(config, _PADDING_ID.get(str(kind), ""), None)
+    if not isinstance(padding, int) or text.tokens is None or generates():
+        return None  # what is generated may have that id
+    return Mask(text.tokens != padding)
+
+
+def _unnamed_mask(module: nn.Module, args: tuple[Any, ...], text: Text) -> Unread | None:
+    """A positional argument that no name tells, and that may be a mask."""
+    for value in args[max(1, len(_parameters_of(module))) :]:
+        if isinstance(value, Tensor) and value.shape == (text.rows, text.length):
+            return Unread((text.rows, text.length), str(value.dtype).removeprefix("torch."))
+    return None
+
+
 def _of_tokens(value: Any, rows: int, length: int) -> Tensor | None:
     """Integers of [rows, length]. None: it has another form."""
     given = _of_rows(value, rows)
@@ -258,8 +302,19 @@ def _parameters_of(module: nn.Module) -> tuple[str, ...]:
             names = ()
         else:
             names = tuple(one.name for one in parameters if one.kind in by_position)
+            several = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+            if several and not names and (inner := _wrapped(original)) is not None:
+                names = _parameters_of(inner)
         _parameters[module] = names
     return names
+
+
+def _wrapped(wrapper: nn.Module) -> nn.Module | None:
+    """The module that has nearly all modules of a wrapper, as of `nn.DataParallel`."""
+    for child in wrapper.children():
+        if is_main_part(child, [wrapper]):
+            return child
+    return None
 
 
 def _has_decoder(model: nn.Module) -> bool:

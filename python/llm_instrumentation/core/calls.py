@@ -32,9 +32,9 @@ from .calls_file import (
     read_calls,
     rows_before,
 )
-from .generation import Ended
+from .generation import Ended, generates
 from .labels import Labels, current_labels, sorted_batch
-from .masks import Mask, kept
+from .masks import Mask, kept, undecided
 from .packed import Packing, current_packing
 from .scope import current_request
 from .selection import original_name
@@ -705,8 +705,12 @@ class _Rows:
             return
         # The cache of an encoder-decoder model is the decoder's.
         whole = [call._replace(cached=0, sequences=None) for call in calls]
-        self._add_text("", form.text, calls if form.decoder is None else whole, rows, stacked)
-        self._add_text("decoder_", form.decoder, calls, rows, stacked)
+        of_encoder = form.decoder is not None
+        first = len(self.columns["sequence"]) - rows * count
+        several = self._add_text("", form.text, whole if of_encoder else calls, rows, stacked)
+        of_decoder = self._add_text("decoder_", form.decoder, calls, rows, stacked)
+        for row in (of_decoder if of_encoder else several).ravel().nonzero()[0].tolist():
+            self.columns["sequence"][first + row] = None
 
     def refuse(self, call: _Refused) -> None:
         """Adds rows that say how many tokens of a call were kept."""
@@ -760,27 +764,41 @@ class _Rows:
         calls: list[_Waiting],
         rows: int,
         stacked: Iterator[_Numbers],
-    ) -> None:
+    ) -> _Numbers:
+        """Adds a text, and returns which rows have several, bool [calls, rows].
+
+        Their position ids begin again within the row.
+        """
         count = rows * len(calls)
+        several: _Numbers = np.zeros((len(calls), rows), np.bool_)
         found: dict[str, _Numbers] = {}
         if form is not None:
             if form.ids:
                 self._add_ids(found, next(stacked))
             mask: _Numbers | None = None
+            unread = form.unread
             if form.columns is not None:
-                mask = kept(Mask(torch.from_numpy(next(stacked)), form.seen)).numpy()
-                found["mask"] = mask[..., mask.shape[-1] - form.length :]
+                read = Mask(torch.from_numpy(next(stacked)), form.seen)
+                if undecided(read).any():
+                    unread = True
+                else:
+                    mask = kept(read).numpy()
+                    found["mask"] = mask[..., mask.shape[-1] - form.length :]
             given = next(stacked) if form.given else None
             types = next(stacked) if form.types else None
             ended = next(stacked) if form.ended else None
-            if ended is not None and ended.any() and not form.unread:
+            if ended is not None and ended.any() and not unread:
                 if mask is None:
                     mask = np.ones((len(calls), rows, form.length), np.bool_)
                 mask = mask & (np.arange(mask.shape[-1])[::-1] >= ended[..., None])
                 found["mask"] = mask[..., mask.shape[-1] - form.length :]
             if given is not None:
                 found["positions"] = given
-            elif form.unread:
+                ahead = np.diff(given, axis=-1) > 0
+                if (its := found.get("mask")) is not None:
+                    ahead |= ~(its[..., 1:] & its[..., :-1])
+                several = np.logical_not(ahead.all(axis=-1))
+            elif unread:
                 found["positions"] = np.full((len(calls), rows, form.length), -1, np.int32)
             else:
                 found["positions"] = self._positions(mask, calls, rows, form.length)
@@ -789,6 +807,7 @@ class _Rows:
         length = 0 if form is None else form.length
         for name in _LISTS:
             self.lists[side + name].append(Column(found.get(name), count, length))
+        return several
 
     def _positions(
         self, mask: _Numbers | None, calls: list[_Waiting], rows: int, length: int
@@ -854,7 +873,7 @@ def _labels_of(rows: int) -> tuple[Labels | None, InvalidArgumentError | None]:
                 f"{given} do not fit a batch of {rows} texts: sentence-transformers sorts texts by "
                 f"length before it runs them. Give {way_out}one label for all"
             )
-    if labels.fit(rows):
+    if labels.fit(rows, expanded=generates()):
         return labels, None
     return None, InvalidArgumentError(
         f"{labels} do not fit a batch of {rows} rows: give one label for each row, or one for all"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .steps import Running
 
-__all__ = ["Ended", "mask_of_generation"]
+__all__ = ["Ended", "generates", "mask_of_generation"]
 
 _FOLDER = "transformers/generation/"
 
@@ -24,6 +24,11 @@ def _frames() -> Iterator[FrameType]:
         if _FOLDER in frame.f_code.co_filename:
             yield frame
         frame = frame.f_back
+
+
+def generates() -> bool:
+    """Whether a generation runs in this thread."""
+    return next(_frames(), None) is not None
 
 
 def mask_of_generation(rows: int, length: int) -> Tensor | None:
@@ -62,7 +67,9 @@ class Ended:
             if pads and isinstance(unfinished, Tensor) and unfinished.shape == (rows,):
                 before: _Generation | None = getattr(self._local, "last", None)
                 ended = None
-                if before is not None and before.running.is_in(frame):
+                if before is not None and before.unfinished is unfinished:
+                    ended = before.ended  # another call of the same step, as for guidance
+                elif before is not None and before.running.is_in(frame):
                     # The last token was chosen for rows that were unfinished in the call before.
                     ended = 1 - before.unfinished
                     ended = ended if before.ended is None else ended + before.ended

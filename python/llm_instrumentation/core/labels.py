@@ -68,10 +68,15 @@ class Labels:
         ]
         return f"labels ({', '.join(several)})"
 
-    def fit(self, rows: int) -> bool:
-        """Whether a batch of so many rows can have these labels."""
+    def fit(self, rows: int, *, expanded: bool) -> bool:
+        """Whether a batch of so many rows can have these labels.
+
+        Args:
+            rows: those of the batch.
+            expanded: a generation may have turned each row into several.
+        """
         return all(
-            len(value) > 0 and rows % len(value) == 0
+            len(value) in (1, rows) or (expanded and len(value) > 0 and rows % len(value) == 0)
             for value in self.values.values()
             if isinstance(value, tuple)
         )
@@ -92,7 +97,7 @@ class Labels:
     def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None], list[str | None]]:
         """The labels of the rows of a batch that they fit.
 
-        A generation may turn each row into several, beside each other, as for beams. If there are
+        A generation turns each row into several, beside each other, as for beams. So if there are
         fewer labels than rows, a label counts for several rows beside each other.
 
         Returns:

@@ -1,9 +1,10 @@
 """Reads from attention masks which tokens are padding.
 
 A mask of two dimensions, [rows, columns], says it of each token. One of three or four dimensions,
-[rows, heads, queries, keys], says which tokens (keys) each token (query) sees. Padding shows in it:
-a query of padding sees itself only in rows that the model opened because they saw nothing, and no
-later token sees padding.
+[rows, heads, queries, keys], says which tokens (keys) each token (query) sees. There a token is
+none of padding if it sees itself and another one, or is seen by another one. Some models open the
+rows of padding, which would see nothing otherwise: such a row shows all tokens. Others let padding
+see itself.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Mask", "Unread", "kept", "read_mask"]
+__all__ = ["Mask", "Unread", "kept", "read_mask", "undecided"]
 
 # A value that is added to scores hides a token from here down. The models of transformers add
-# -10,000 or less; the biases of ALiBi are small numbers.
+# -10,000 or less; the biases of ALiBi are small numbers. What is between may be either.
 _HIDES = -9000.0
+_BIASES = -50.0
 
 
 class Mask(NamedTuple):
@@ -26,13 +28,19 @@ class Mask(NamedTuple):
 
     Attributes:
         values: [rows, columns], with a column for each token of the call, and perhaps for those in
-            the cache before them. With `seen` it is [rows, 3, tokens]: of each token whether the
-            last one sees it, whether it sees itself, and whether it sees the next one.
+            the cache before them. With `seen` it is bool [rows, 3, tokens]: of each token whether
+            it may be none of padding, whether it sees itself alone and no other sees it, and
+            whether the mask is contradictory.
         seen: the values come from a mask of three or four dimensions.
     """
 
     values: Tensor
     seen: bool = False
+
+    @property
+    def may_be_square(self) -> bool:
+        """Whether by its shape [rows, columns] it may be one of [queries, keys]."""
+        return not self.seen and self.values.shape[-2] == self.values.shape[-1] > 1
 
 
 class Unread(NamedTuple):
@@ -54,6 +62,8 @@ def read_mask(
     value: Any, rows: int, length: int, held: int | Tensor | None
 ) -> Mask | Unread | None:
     """Reads an attention mask. It copies nothing of [rows, columns], and waits for no device.
+
+    `undecided` says later, by the values, which rows the mask leaves open.
 
     Args:
         value: the mask, or several by kind of layer. None: there is none.
@@ -102,18 +112,49 @@ def _of_queries(value: Tensor, rows: int, length: int, held: int | Tensor | None
     # The keys of the call stand behind those of the cache. Static caches have more keys, and those
     # of a window fewer, of which the last ones are the call's.
     first: Any = 0 if held is None else _least(held, keys - length)
-    own = torch.arange(length, device=value.device) + first
-    query = torch.arange(queries, device=value.device)
-    last = value[:, -1].index_select(1, own)
-    if queries == length:
-        itself = value[:, query, own]
-        following = value[:, query[:-1], own[1:]]
-        # The last token has no following one. Its own value in place of that decides nothing.
-        following = torch.cat([following, itself[:, -1:]], 1)
+    token = torch.arange(length, device=value.device)
+    sees = _shown(value, 3, _HIDES)
+    own = sees.index_select(2, token + first)  # [rows, queries, tokens]
+    if queries == length > 1:
+        itself = own[:, token, token]
+        opened = _opened(own)
+        closed = own & ~opened[:, :, None]
+        candidate = itself & ~opened
+        others = closed.sum(1) - (closed[:, token, token]).long()
+        alone = candidate & (sees.sum(2) == 1) & (others == 0)
+        real = candidate & ~alone
+        # A token that is none of padding sees nothing that is, and is seen by a later one.
+        contradicted = (own & real[:, :, None] & ~candidate[:, None]).any(2)
+        later = real.flip(1).cumsum(1).flip(1) - real.long() > 0
+        contradicted |= real & (others == 0) & later
     else:
-        itself = following = last
-    parts = torch.stack([last, itself, following], 1)
+        candidate, alone = own[:, -1], torch.zeros_like(own[:, -1])
+        contradicted = alone
+    contradicted = contradicted | _may_be_biases(value)
+    parts = torch.stack([candidate, alone, contradicted], 1)
     return Mask(parts if len(parts) == rows else parts.expand(rows, -1, -1), seen=True)
+
+
+def _opened(own: Tensor) -> Tensor:
+    """The rows [rows, queries] that show all tokens because they would have shown none.
+
+    Their own tokens are padding, which no other row shows. The last token of a causal mask sees
+    all others too, and is seen by none. Its row is open only if it shows other padding.
+    """
+    every = own.all(2)
+    by_others = (own & ~every[:, :, None]).any(1)
+    opened = every & ~every.all(1, keepdim=True) & ~by_others
+    padding = opened[:, :-1] | ~own[:, :-1, :-1].any(1)
+    opened[:, -1] &= padding.any(1)
+    return opened
+
+
+def _may_be_biases(value: Tensor) -> Tensor:
+    """Whether what is added to scores is too small to hide a token, and large for a bias."""
+    if not value.is_floating_point() or not value.numel():
+        return torch.zeros((), dtype=torch.bool, device=value.device)
+    least = value.amin()
+    return (value.amax() <= 0) & (least > _HIDES) & (least < _BIASES)
 
 
 def _least(held: int | Tensor, most: int) -> Any:
@@ -129,17 +170,32 @@ def kept(mask: Mask) -> Tensor:
     Returns:
         bool of the shape of the values, without the dimension of 3.
     """
-    values = mask.values
     if not mask.seen:
-        return _shown(values, 2, 0.0)
-    last, itself, following = _shown(values, 3, _HIDES).unbind(-2)
-    # A row that sees nothing is often opened, as some kernels cannot have it. An open row shows all
-    # tokens, also padding, which its other rows show.
-    opened = last.all(-1, keepdim=True) & ~itself.all(-1, keepdim=True)
-    following[..., -1] = False
-    real = (itself & ~following) | (last & ~opened)
-    real[..., -1:] &= ~opened
-    return real
+        return _shown(mask.values, 2, 0.0)
+    candidate, alone, _ = mask.values.unbind(-2)
+    only = candidate.sum(-1, keepdim=True) == 1  # a text of one token sees itself alone
+    return candidate & (~alone | only)
+
+
+def undecided(mask: Mask) -> Tensor:
+    """For which rows of a mask :func:`kept` may be wrong.
+
+    These are rows in which several tokens see themselves alone: padding, or texts of one token. And
+    a mask [rows, columns] with as many rows as columns in which each token sees those before it: of
+    one long text, or of texts that become longer. And numbers to add that hide little.
+
+    Returns:
+        bool [rows], with [calls] before it as `kept` has it.
+    """
+    values = mask.values
+    if mask.seen:
+        candidate, alone, contradicted = values.unbind(-2)
+        return (alone.any(-1) & (candidate.sum(-1) > 1)) | contradicted.any(-1)
+    if not mask.may_be_square:
+        return torch.zeros(values.shape[:-1], dtype=torch.bool, device=values.device)
+    shown = kept(mask)
+    causal = torch.ones_like(shown).tril()
+    return (shown == causal).flatten(-2).all(-1, keepdim=True).expand(shown.shape[:-1])
 
 
 def _shown(values: Tensor, dimensions: int, least: float) -> Tensor:

@@ -111,15 +111,23 @@ class Running:
         return frame is not None
 
 
-def _arguments(frame: FrameType) -> dict[str, Any]:
-    """The arguments of a method by name, but for `self`. It may have given them other values."""
+def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a method, but for `self`. It may have given them other values.
+
+    They are by name, but for those of a method that names no positional ones.
+    """
     code, values = frame.f_code, frame.f_locals
     named = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     found = {name: values[name] for name in named if name in values}
+    place = code.co_argcount + code.co_kwonlyargcount
+    args: tuple[Any, ...] = ()
+    if code.co_flags & inspect.CO_VARARGS:
+        if code.co_argcount == 1:
+            args = values.get(code.co_varnames[place], ())
+        place += 1
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
         found = {**values.get(code.co_varnames[place], {}), **found}
-    return found
+    return args, found
 
 
 class _Places(threading.local):
@@ -363,7 +371,7 @@ class Steps:
 
         place.late = Running(frame)
         self._begin(place, module, frame.f_back)
-        self._tell(place, module, (), _arguments(frame), late)
+        self._tell(place, module, *_arguments(frame), late)
         if place.given is not None:
             place.late.then(functools.partial(ended, place.given))
             place.given = None

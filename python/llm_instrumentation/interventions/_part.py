@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import Given, Text
-from ..core.masks import Unread, kept
+from ..core.masks import Unread, kept, undecided
 from ..errors import InvalidArgumentError, UnsupportedError
 from ._spots import Spot
 
@@ -142,13 +142,15 @@ class Part:
     def _real_of(self, text: Text) -> Tensor | None:
         if text.mask is None:
             return None
-        if isinstance(text.mask, Unread):
+        mask = text.mask
+        if isinstance(mask, Unread) or bool(undecided(mask).any()):
+            told = mask if isinstance(mask, Unread) else "which has several readings"
             raise UnsupportedError(
-                f"{self._spot.site}: the mask, {text.mask}, does not say which tokens are padding, "
+                f"{self._spot.site}: the mask, {told}, does not say which tokens are padding, "
                 "so the mean of the others is unknown: give the model a mask of [batch, tokens], "
                 "or take the mean yourself and give it with replace()"
             )
-        real, held = kept(text.mask), None if self._given is None else self._given.held
+        real, held = kept(mask), None if self._given is None else self._given.held
         end = real.shape[1]
         if isinstance(held, int) and held + text.length <= end:
             end = held + text.length
