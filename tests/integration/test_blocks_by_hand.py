@@ -260,6 +260,173 @@ def test_what_is_not_one_of_two_summands_is_refused(layer):
         model(x)
 
 
+class Parallel(nn.Module):
+    """A layer of two blocks side by side, and two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention, self.mlp = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.both, self.square = nn.Linear(16, 8), nn.Linear(8, 8)
+
+
+# How a layer brings the stream x, attention a and feed-forward m together. The blocks that are
+# summands of their own are named first.
+MERGES: dict[str, tuple[str, Any]] = {
+    "x + a + m": ("am", lambda self, x, a, m: x + a + m),
+    "a + m + x": ("am", lambda self, x, a, m: a + m + x),
+    "x + (a + m)": ("am", lambda self, x, a, m: x + (a + m)),
+    "sum of a list": ("am", lambda self, x, a, m: sum([x, a, m])),
+    "in place": ("am", lambda self, x, a, m: x.clone().add_(a).add_(m)),
+    "factors": ("am", lambda self, x, a, m: x * 0.5 + 0.5 * a + 2 * m),
+    "two streams": ("am", lambda self, x, a, m: (x + a) + (x + m)),
+    "gate of the stream": ("am", lambda self, x, a, m: x + a * self.norm(x).sigmoid() + m),
+    "alpha": ("m", lambda self, x, a, m: torch.add(x, a, alpha=0.5) + m),
+    "alpha behind": ("m", lambda self, x, a, m: torch.add(x + m, a, alpha=0.5)),
+    "difference": ("m", lambda self, x, a, m: x - a + m),
+    "lerp": ("m", lambda self, x, a, m: torch.lerp(x, a, 0.3) + m),
+    "lerp of a part": ("m", lambda self, x, a, m: torch.lerp(x * 0.5, a, 0.3) + m),
+    "addcmul": ("m", lambda self, x, a, m: torch.addcmul(x, a, x.sigmoid()) + m),
+    "baddbmm": ("m", lambda self, x, a, m: torch.baddbmm(x, a, a.mT @ a) + m),
+    "stack": ("m", lambda self, x, a, m: torch.stack([x, a]).sum(0) + m),
+    "einsum": ("m", lambda self, x, a, m: torch.einsum("nbtw->btw", torch.stack([x, a])) + m),
+    "where": ("m", lambda self, x, a, m: torch.where(x > 0, x, a) + m),
+    "gates": ("m", lambda self, x, a, m: a.sigmoid() * a + (1 - a.sigmoid()) * x + m),
+    "twice": ("m", lambda self, x, a, m: x + a + m + a),
+    "twice, shifted": ("m", lambda self, x, a, m: (x + a) + a.roll(1, -1) + m),
+    "twice, from x": ("m", lambda self, x, a, m: (x + a) + m + self.square(x + a)),
+    "halves": ("", lambda self, x, a, m: x + torch.cat([a[..., :4], m[..., 4:]], -1)),
+    "one matrix": ("", lambda self, x, a, m: x + self.both(torch.cat([a, m], -1))),
+    "gates of blocks": ("", lambda self, x, a, m: x + (a.sigmoid() * a + (1 - a.sigmoid()) * m)),
+}
+
+
+@pytest.mark.parametrize("block", ["attention", "mlp"])
+@pytest.mark.parametrize("merge", MERGES)
+@torch.no_grad()
+def test_blocks_side_by_side_are_ablated_alone_or_refused(merge, block):
+    own, merged = MERGES[merge]
+
+    class Layer(Parallel):
+        def forward(self, x: Tensor) -> Tensor:
+            normed = self.norm(x)
+            return merged(self, x, self.attention(normed), self.mlp(normed))
+
+    model, x = Model(Layer), torch.randn(2, 3, 8)
+    handle = (
+        model.layers[1]
+        .get_submodule(block)
+        .register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+    )
+    expected = model(x)
+    handle.remove()
+    try:
+        with intervene(model, zero(f"layers.1.{block}", side="added")):
+            found = model(x)
+    except UnsupportedError:
+        assert block[0] not in own
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+class Inside(Parallel):
+    """A block that adds to the stream itself."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.randn(8)) for _ in range(2))
+        self._own = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self._own(self, x)
+
+    def normed(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight + self.bias
+
+
+def sequential(self: Inside, x: Tensor) -> Tensor:
+    x = x + self.attention(self.norm(x))
+    return x + self.mlp(self.norm(x))
+
+
+ONCE: dict[str, Any] = {
+    "a sum": lambda self, x: x + self.attention(self.norm(x)),
+    "a sum of two": lambda self, x: x + (self.attention(self.norm(x)) + self.mlp(self.norm(x))),
+    "a norm in Python": lambda self, x: x + self.attention(self.normed(x)),
+    "a norm behind it": lambda self, x: self.normed(x + self.attention(x)),
+}
+SEVERAL: dict[str, Any] = {
+    "one behind the other": sequential,
+    "side by side": lambda self, x: x + self.attention(self.norm(x)) + self.mlp(self.norm(x)),
+    "bias": lambda self, x: (x + self.attention(self.norm(x))) + self.bias,
+    "expanded bias": lambda self, x: (x + self.attention(self.norm(x))) + self.bias.expand_as(x),
+    "bias taken away": lambda self, x: (x + self.attention(self.norm(x))) - self.bias,
+    "bias with alpha": lambda self, x: torch.add(x + self.attention(x), self.bias, alpha=2.0),
+    "number": lambda self, x: (x + self.attention(self.norm(x))) + 1.0,
+    "lerp behind": lambda self, x: torch.lerp(x + self.attention(x), self.mlp(self.norm(x)), 0.5),
+    "lerp": lambda self, x: torch.lerp(x, self.attention(self.norm(x)), 0.5),
+    "difference": lambda self, x: x - self.attention(self.norm(x)),
+    "factor": lambda self, x: x * 0.5 + self.attention(self.norm(x)),
+    "in place": lambda self, x: x.clone().add_(self.attention(x)).add_(self.mlp(x)),
+}
+
+
+@pytest.mark.parametrize("around", ["behind", "beside"])
+@pytest.mark.parametrize("inside", [*ONCE, *SEVERAL])
+@torch.no_grad()
+def test_blocks_that_add_more_than_once_themselves_are_refused(inside, around):
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Inside((ONCE | SEVERAL)[inside])
+            self.last = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.block(x)
+            return y + self.last(y if around == "behind" else x)
+
+    model, x = Model(Layer), torch.randn(2, 3, 8)
+    if inside in SEVERAL or around == "beside":
+        with (
+            pytest.raises(UnsupportedError, match=r"'layers.1.block'.*known"),
+            intervene(model, zero("layers.1.block", side="added")),
+        ):
+            model(x)
+        return
+    with intervene(model, zero("layers.1.block", side="added")):
+        found = model(x)
+    y = model.layers[0](x)
+    if inside == "a norm behind it":
+        y = model.layers[1].block.normed(y)
+    torch.testing.assert_close(found, y + model.layers[1].last(y))
+
+
+@pytest.mark.parametrize("both", [False, True])
+@torch.no_grad()
+def test_blocks_with_two_outputs_are_refused_if_both_are_added(both):
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Inside(lambda self, x: (self.attention(x), self.mlp(x)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.block(x)
+            x = x + one
+            return x + other if both else x
+
+    model, x = Model(Layer), torch.randn(2, 3, 8)
+    if both:
+        with (
+            pytest.raises(UnsupportedError, match="more than once"),
+            intervene(model, zero("layers.1.block", side="added")),
+        ):
+            model(x)
+        return
+    with intervene(model, zero("layers.1.block", side="added")):
+        torch.testing.assert_close(model(x), model.layers[0](x))
+
+
 def test_layers_whose_forward_is_called_directly_are_refused():
     tiny = make("squeezebert")
     with (

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.analysis.reader import UnknownActivationError
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
@@ -32,6 +33,7 @@ from llm_instrumentation.interventions import (
     resample,
     zero,
 )
+from tiny_models import make
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
 
@@ -263,6 +265,74 @@ def test_the_mean_of_a_decoder_knows_its_own_mask(build, ids):
         before = output_of(model, layer, given)
         after = output_of(model, layer, given, mean(layer))
         assert torch.allclose(after, before[kept].mean(0).expand_as(before), atol=1e-6), layer
+
+
+def test_no_padding_is_left_out_of_what_is_of_no_tokens(build):
+    """Patches of an image, pairs of places, and a convolution's channels, as many as tokens."""
+    text = {"vocab_size": 50, "max_position_embeddings": 16, "pad_token_id": 0}
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    config = transformers.CLIPConfig(
+        text_config=text | sizes, vision_config=sizes | {"image_size": 8, "patch_size": 4}
+    )
+    clip = transformers.CLIPModel(config).eval()
+    mask = torch.ones(5, 5, dtype=torch.long).triu()
+    tokens = torch.arange(25).reshape(5, 5) + 3
+    given = {"input_ids": tokens, "attention_mask": mask}
+    images = {"pixel_values": torch.randn(5, 3, 8, 8)}
+    vision = next(
+        name
+        for name, _ in clip.named_modules()
+        if name.startswith("vision_model") and name.endswith("layers.0.mlp")
+    )
+    decoder = {"decoder_input_ids": tokens[:, :3]}
+    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
+    for model, layer, inputs in (
+        (clip, vision, given | images),
+        (build("t5"), bias, given | decoder),
+        (_Convolved(), "convolution", given),
+    ):
+        seen: list[Tensor] = []
+        with torch.no_grad():
+            for edits in ([], [mean(layer)]):
+                with intervene(model, *edits, apply(layer, seen_by(seen))):
+                    model(**inputs)
+        before, after = seen
+        expected = before.flatten(0, -2).mean(0).expand_as(before)
+        assert torch.allclose(after, expected, atol=1e-6), layer
+
+
+class _Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.convolution = nn.Embedding(50, 5), nn.Conv1d(5, 5, 1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.convolution(self.embedding(input_ids).mT)
+
+
+def test_the_mean_of_a_layer_of_both_texts_is_refused_unless_its_shape_tells_which():
+    tiny = make("t5gemma2")
+    layer = "model.decoder.layers.0.self_attn.k_proj"
+    ids = tiny.inputs(rows=2)["input_ids"][:, :5]
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    with pytest.raises(UnsupportedError, match="does not say which of them this call has"):
+        output_of(tiny.model, layer, given | {"decoder_input_ids": ids}, mean(layer))
+    shorter = given | {"decoder_input_ids": ids[:, :4]}
+    seen: list[Tensor] = []
+    with intervene(tiny.model, apply(layer, seen_by(seen))):
+        result(tiny.model, shorter)
+    after: list[Tensor] = []
+    with intervene(tiny.model, mean(layer), apply(layer, seen_by(after))):
+        result(tiny.model, shorter)
+    before = next(one for one in seen if one.shape[1] == 5)
+    found = next(one for one in after if one.shape[1] == 5)
+    real = mask.bool()
+    assert torch.allclose(found, before[real].mean(0).expand_as(before), atol=1e-6)
 
 
 def test_the_mean_of_other_values(llama, ids, tmp_path):

@@ -17,6 +17,9 @@ from ._spots import Spot
 
 __all__ = ["Part"]
 
+# Layouts of tensors that no mask of a text is for, also where the shape looks so.
+_NO_TEXT = frozenset({"foreign", "pairs", "width_first"})
+
 
 class Part:
     """The elements of a site in the tensors of one shape.
@@ -120,24 +123,42 @@ class Part:
     def real_tokens(self) -> Tensor | None:
         """Booleans [batch, tokens]: no padding. None: the model was given no mask.
 
+        It is None too for a tensor of something else than tokens, as of the patches of an image.
+
         Raises:
-            UnsupportedError: the model was given a mask that does not say which tokens are padding.
+            UnsupportedError: the model was given a mask that does not say which tokens are padding,
+                or the tensor may have the tokens of the encoder or of the decoder.
         """
-        for text in self._texts:
-            rows, length = text.rows, text.length
-            first = self._spot.batch_first is not False
-            if self.shape[:2] == ((rows, length) if first else (length, rows)) or self.shape[
-                :1
-            ] == (rows * length,):
-                real = self._real_of(text)
-                if text.ended is not None:
-                    places = torch.arange(length, device=text.ended.device).flip(0)
-                    goes_on = places >= text.ended[:, None]
-                    real = goes_on if real is None else real & goes_on
-                if real is not None:
-                    self._check_order(rows, length)
-                return real if real is None or first else real.T
-        return None
+        if self._spot.layout in _NO_TEXT:
+            return None
+        texts = [text for text in self._texts if self._has_tokens_of(text)]
+        if not texts:
+            return None
+        if self._spot.layout == "both" and (len(texts) > 1 or len(self._texts) < 2):
+            if all(text.mask is None and text.ended is None for text in texts):
+                return None
+            raise UnsupportedError(
+                f"{self._spot.site}: it runs on the tokens of the encoder and on those of the "
+                f"decoder, and the shape {list(self.shape)} does not say which of them this call "
+                "has, so it is unknown which are padding: choose a layer of the encoder or of the "
+                "decoder, or take the mean yourself and give it with replace()"
+            )
+        text = texts[0]
+        real = self._real_of(text)
+        if text.ended is not None:
+            places = torch.arange(text.length, device=text.ended.device).flip(0)
+            goes_on = places >= text.ended[:, None]
+            real = goes_on if real is None else real & goes_on
+        if real is None:
+            return None
+        self._check_order(text.rows, text.length)
+        return real.T if self._spot.batch_first is False else real
+
+    def _has_tokens_of(self, text: Text) -> bool:
+        """Whether the shape is that of vectors of a text's tokens."""
+        rows, length = text.rows, text.length
+        lying = (length, rows) if self._spot.batch_first is False else (rows, length)
+        return self.shape[:2] == lying or self.shape[:1] == (rows * length,)
 
     def _real_of(self, text: Text) -> Tensor | None:
         if text.mask is None:
