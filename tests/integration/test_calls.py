@@ -335,11 +335,11 @@ class MadeUpCache:
 
 def test_a_reorder_that_waits_makes_sequences_unknown():
     cache, sequences = MadeUpCache(length=3), Sequences()
-    sequences.end(sequences.begin([], 2, held=0), [cache], held=3)
+    sequences.end(sequences.begin([], 2, held=0).numbers, [cache], held=3)
     assert sequences.held([cache]) == 3
-    assert sequences.begin([cache], 2, held=3) == (0, 1)
+    assert sequences.begin([cache], 2, held=3).numbers == (0, 1)
     cache.layers[0]._pending_beam_idx = torch.tensor([1, 0])
-    assert sequences.begin([cache], 2, held=3) is None
+    assert sequences.begin([cache], 2, held=3).numbers is None
 
 
 def test_a_static_cache_that_is_reset_has_no_known_sequence_if_its_length_is_on_a_device():
@@ -347,11 +347,11 @@ def test_a_static_cache_that_is_reset_has_no_known_sequence_if_its_length_is_on_
         MadeUpCache(length=torch.zeros((), dtype=torch.int64, device="meta")),
         Sequences(),
     )
-    sequences.end(sequences.begin([], 2, held=0), [cache])
+    sequences.end(sequences.begin([], 2, held=0).numbers, [cache])
     assert isinstance(sequences.held([cache]), Tensor)
-    assert sequences.begin([cache], 2, held=None) == (0, 1)
+    assert sequences.begin([cache], 2, held=None).numbers == (0, 1)
     cache.layers[0].keys.zero_()
-    assert sequences.begin([cache], 2, held=None) is None
+    assert sequences.begin([cache], 2, held=None).numbers is None
 
 
 class Inner(nn.Module):

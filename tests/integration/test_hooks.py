@@ -417,6 +417,59 @@ class Wrapped(nn.Module):
         return self.base(x) + 1
 
 
+def wrap_in_the_dict(layers: nn.ModuleList) -> None:
+    layers._modules["1"] = Wrapped(layers[1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        wrap_in_the_dict,
+        lambda layers: layers.__delitem__(0),
+        lambda layers: layers.insert(0, nn.Linear(3, 3)),
+        lambda layers: layers.pop(0),
+        lambda layers: layers._modules.update({"0": layers[1], "1": layers[0]}),
+    ],
+    ids=["wrapped in the dict", "deleted", "inserted", "popped", "swapped in the dict"],
+)
+def test_a_list_that_changes_gives_no_packet_the_name_of_another_module(path, change):
+    """PyTorch tells nobody of these changes."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(2, 3)
+    config = InstrumentationConfig.max().with_float32()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with capture_activations(model, path, config=config):
+            model(x)
+            change(model.layers)
+            seen: dict[str, Tensor] = {}
+            for name, module in model.named_modules():
+                module.register_forward_hook(
+                    lambda module, args, output, name=name: seen.update({name: output.clone()})
+                )
+            model(x)
+    with ActivationReader(path) as reader:
+        for name in reader.layers:
+            for one in reader[name]:
+                if one.step == 1:
+                    assert torch.equal(one.to_torch(), seen[name]), name
+        moved = {f"layers.{n}" for n in range(3)} - {
+            name for name in reader.layers if len(reader[name]) == 2
+        }
+        assert moved and {note.name for note in reader.missing} == moved
+
+
 @pytest.mark.parametrize("unwrapped", [False, True])
 def test_a_module_that_is_wrapped_is_not_captured_under_its_name(mlp, x, path, read, unwrapped):
     """Not even if the wrapper is gone when the capture ends."""

@@ -112,6 +112,40 @@ def test_torchs_layers_say_where_the_batch_is_if_there_are_as_many_texts_as_toke
             reader.rows("head")
 
 
+class SecondOutputs(nn.Module):
+    """Modules of torch.nn that return a second tensor beside that of the tokens."""
+
+    def __init__(self, recurrent: type[nn.RNNBase], batch_first: bool, layers: int) -> None:
+        super().__init__()
+        self.embed, self.batch_first = nn.Embedding(30, 8), batch_first
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.recurrent = recurrent(8, 8, layers, batch_first=batch_first)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        vectors = self.embed(input_ids)
+        vectors = vectors if self.batch_first else vectors.transpose(0, 1)
+        mixed, self.weights = self.attention(vectors, vectors, vectors)
+        return self.recurrent(mixed)[0]
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["tokens first", "batch first"])
+@pytest.mark.parametrize("recurrent", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(("texts", "length"), [(4, 4), (2, 2), (2, 5), (3, 2)])
+def test_second_outputs_lie_in_a_way_of_their_own(path, recurrent, batch_first, texts, length):
+    torch.manual_seed(0)
+    # As many layers as tokens, or as texts.
+    model = SecondOutputs(recurrent, batch_first, layers=texts if batch_first else length).eval()
+    captured(model, path, tokens(texts, length))
+    with ActivationReader(path) as reader:
+        rows = reader.rows("attention[1]")
+        assert torch.equal(rows.to_torch(), model.weights.reshape(-1, length))
+        states = [name for name in reader.layers if name.startswith("recurrent[1]")]
+        assert states
+        for name in states:
+            with pytest.raises(NotTokenAlignedError, match="something else than the text"):
+                reader.rows(name)
+
+
 def test_other_calls_tell_where_the_batch_is(path):
     model = SequenceFirst(encoders()["own"]).eval()
     seen = captured(model, path, tokens(4, 4), tokens(2, 5))

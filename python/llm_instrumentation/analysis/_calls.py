@@ -155,7 +155,7 @@ class Calls:
         self._ranks = max((one.rank + 1 for one in streams if one.rank is not None), default=0)
         ranks = [-1 if one.rank is None else one.rank for one, _ in self._streams]
         self._rank = np.repeat(ranks, [its.num_rows for its in tables])
-        self._kept = _kept([its for _, its in found if its is not None], tables)
+        self._kept = _kept([its for _, its in found if its is not None], tables, ranks)
         metadata = table.schema.metadata or {}
         try:
             self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
@@ -363,29 +363,35 @@ def _of_calls(rows: Any) -> Any:
     return rows if kept.null_count == len(kept) else rows.filter(pc.is_null(kept))
 
 
-def _kept(found: Sequence[pa.Table], calls: Sequence[pa.Table]) -> Ints | None:
+def _kept(
+    found: Sequence[pa.Table], calls: Sequence[pa.Table], ranks: Sequence[int]
+) -> Ints | None:
     """For each row of calls how many of its tokens were kept. None: all of all rows.
+
+    A segment of a capture may say it of calls in an earlier segment.
 
     Args:
         found: for each stream all rows of its calls file.
         calls: for each stream those that are of calls.
+        ranks: the rank of each stream.
     """
     import pyarrow.compute as pc
 
-    kept, first = None, 0
-    for rows, its in zip(found, calls, strict=True):
+    told: dict[int, dict[tuple[Any, ...], int]] = {}
+    for rows, rank in zip(found, ranks, strict=True):
         said = rows.filter(pc.is_valid(rows["kept"])).select([*_OF_CALLS, "kept"]).to_pylist()
-        if said:
-            if kept is None:
-                kept = np.full(sum(one.num_rows for one in calls), np.iinfo(np.int64).max)
-            told = {tuple(one[name] for name in _OF_CALLS): one["kept"] for one in said}
-            steps = np.isin(_numbers(its["step"]), [one["step"] for one in said])
-            places = np.flatnonzero(steps)
-            of = its.take(pa.array(places)).select(_OF_CALLS).to_pylist()
-            for place, one in zip(places.tolist(), of, strict=True):
-                key = tuple(one[name] for name in _OF_CALLS)
-                kept[first + place] = told.get(key, kept[first + place])
-        first += its.num_rows
+        its = told.setdefault(rank, {})
+        its.update((tuple(one[name] for name in _OF_CALLS), one["kept"]) for one in said)
+    if not any(told.values()):
+        return None
+    kept, first = np.full(sum(one.num_rows for one in calls), np.iinfo(np.int64).max), 0
+    for table, rank in zip(calls, ranks, strict=True):
+        places = np.flatnonzero(np.isin(_numbers(table["step"]), [key[0] for key in told[rank]]))
+        of = table.take(pa.array(places)).select(_OF_CALLS).to_pylist()
+        for place, one in zip(places.tolist(), of, strict=True):
+            key = tuple(one[name] for name in _OF_CALLS)
+            kept[first + place] = told[rank].get(key, kept[first + place])
+        first += table.num_rows
     return kept
 
 

@@ -140,8 +140,10 @@ def rows_of_text(
 def of_last_calls(rows: Rows) -> Rows:
     """The rows of the last call of a layer in each step; a model may repeat its layers."""
     calls, steps = rows.column("call"), rows.column("step")
-    last = {step: calls[steps == step].max() for step in np.unique(steps).tolist()}
-    kept = calls == np.array([last[step] for step in steps.tolist()], calls.dtype)
+    distinct, places = np.unique(steps, return_inverse=True)
+    last = np.full(len(distinct), -1, calls.dtype)
+    np.maximum.at(last, places, calls)
+    kept = calls == last[places]
     return rows if kept.all() else rows[np.flatnonzero(kept)]
 
 

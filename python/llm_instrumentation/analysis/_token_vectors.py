@@ -224,11 +224,15 @@ class TokenVectors:
 
     def _leave_out_impossible(self, tried: dict[str, npt.NDArray[np.bool_]]) -> None:
         """Removes layouts that the model's structure excludes."""
-        if self._layouts.sequence_first(self._module):
+        if self._layouts.sequence_first(self._module, self._path):
             for axes in [axes for axes in tried if axes != "tbw"]:
                 # One text, or one token of each, lies alike in all layouts.
                 tried[axes] &= (self._rows == 1) | (self._tokens == 1)
-        elif self._layouts.batch_first and "btw" in tried and tried["btw"].all():
+        elif (
+            self._layouts.has_batch_first(self._module, self._path)
+            and "btw" in tried
+            and tried["btw"].all()
+        ):
             del tried["tbw"]
 
     def _batch_or_tokens_first(self, shapes: Ints) -> str:

@@ -38,7 +38,7 @@ from .masks import Mask, kept, undecided
 from .packed import Packing, current_packing
 from .scope import current_request
 from .selection import original_name
-from .sequences import Sequences
+from .sequences import Begins, Call, Sequences
 from .tensors import PLAIN, check_dense, check_runs_now, shape_and_address
 
 __all__ = ["CallLog", "check_place", "encoder_of", "encoders_of"]
@@ -112,7 +112,7 @@ class _Waiting(NamedTuple):
 
     form: _Form
     step: int
-    sequences: tuple[int, ...] | None
+    sequences: Begins
     cached: int | None
     starts: tuple[int, ...] | None
     tensors: list[Tensor]
@@ -183,7 +183,7 @@ class Begun(NamedTuple):
     caches: list[Any]
     begin: int  # tokens in the cache when the call began
     held: int  # tokens in the cache when the call ends; 0: unknown
-    call: tuple[int, str, str, int] | None  # step, model, entry and rows; None: it has no rows
+    call: Call | None  # None: it has no rows
 
 
 def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -344,7 +344,7 @@ class CallLog:
             if misfit is None:
                 return self._begin_packed(given, text, packing, model, entry, step)
         cached = held if isinstance(held, int) else None
-        sequences = None
+        sequences = Begins(None)
         encoder = entry in self._encoders.get(model, {}).get("modules", ())
         if (text is not None or encoder) and not (late and caches):
             mask = None if text is None else text.mask
@@ -354,7 +354,7 @@ class CallLog:
             sequences = self.sequences.begin(caches, given.rows, held=cached, encoded=encoded)
         begins, ends = (0, 0) if cached is None or text is None else (cached, cached + text.length)
         call = None if step is None else (step, model, entry, given.rows)
-        begun = Begun(sequences, caches, begins, ends, call)
+        begun = Begun(sequences.numbers, caches, begins, ends, call)
         if step is None or os.getpid() != self._pid:
             return begun
         labels, misfit_of_labels = _labels_of(given.rows)
@@ -369,7 +369,7 @@ class CallLog:
         self, given: Given, text: Text, packing: Packing, model: str, entry: str, step: int | None
     ) -> Begun:
         texts = len(packing.lengths)
-        sequences = self.sequences.of_texts(packing.texts, texts)
+        sequences = Begins(self.sequences.of_texts(packing.texts, texts))
         if step is not None and os.getpid() == self._pid:
             labels, misfit = _labels_of(texts)
             positions = text.positions if packing.starts is None else None
@@ -379,7 +379,7 @@ class CallLog:
                 raise misfit
         return Begun(None, [], 0, 0, None)
 
-    def _refuse(self, call: tuple[int, str, str, int], kept: int) -> None:
+    def _refuse(self, call: Call, kept: int) -> None:
         with self._lock:
             if self._over:
                 return
@@ -407,7 +407,7 @@ class CallLog:
         model: str,
         entry: str,
         step: int,
-        sequences: tuple[int, ...] | None,
+        sequences: Begins,
         cached: int | None,
         packing: Packing | None = None,
     ) -> None:
@@ -679,12 +679,13 @@ class _Rows:
              for name, shape, dtype in form.others}
         ) if form.others else None  # fmt: skip
         unknown = (None,) * (rows - len(padding))
+        numbers = [call.sequences.numbers or unknown for call in calls]
         for name, cells in (
             ("step", [call.step for call in calls for _ in range(rows)]),
             ("row", [*range(rows)] * count),
             ("model", [form.model] * (rows * count)),
             ("entry", [form.entry] * (rows * count)),
-            ("sequence", [n for call in calls for n in (call.sequences or unknown) + padding]),
+            ("sequence", [n for one in numbers for n in one + padding]),
             ("request", [*requests, *padding] * count),
             ("document", [*documents, *padding] * count),
             ("labels", [*labels, *padding] * count),
@@ -704,7 +705,7 @@ class _Rows:
                     self.refuse(refused)
             return
         # The cache of an encoder-decoder model is the decoder's.
-        whole = [call._replace(cached=0, sequences=None) for call in calls]
+        whole = [call._replace(cached=0, sequences=Begins(None)) for call in calls]
         of_encoder = form.decoder is not None
         first = len(self.columns["sequence"]) - rows * count
         several = self._add_text("", form.text, whole if of_encoder else calls, rows, stacked)
@@ -901,13 +902,11 @@ class _Counted:
         # By the number of a sequence: its tokens of padding, and the last place that has one.
         self._padding: dict[int, tuple[int, int]] = {}
 
-    def add(
-        self, sequences: tuple[int, ...] | None, held: int | None, length: int, real: list[int]
-    ) -> list[int]:
+    def add(self, sequences: Begins, held: int | None, length: int, real: list[int]) -> list[int]:
         """Counts the padding of a call.
 
         Args:
-            sequences: the sequences of its rows; None: unknown.
+            sequences: the sequences of its rows.
             held: tokens in its cache; None: unknown.
             length: tokens of each row.
             real: for each row the tokens that are no padding.
@@ -915,11 +914,13 @@ class _Counted:
         Returns:
             for each row the real tokens before those of the call; -1: unknown.
         """
-        if held is None or sequences is None:
+        if held is None or sequences.numbers is None:
             return [-1 if held is None else held] * len(real)
         before = []
-        for number, its in zip(sequences, real, strict=True):
-            padding, last = self._padding.pop(number, (0, 0))
+        former = sequences.before or sequences.numbers
+        for number, of_cache, its in zip(sequences.numbers, former, real, strict=True):
+            padding, last = self._padding.get(of_cache, (0, 0))
+            self._padding.pop(number, None)
             if held == 0:
                 padding = last = 0
             before.append(held - padding if held >= last else -1)  # a cache may be cut back
@@ -938,7 +939,8 @@ class _Counted:
             positions: those of its tokens.
         """
         lengths, begin = call.form.lengths or (), 0
-        for row, (number, length) in enumerate(zip(call.sequences or (), lengths, strict=False)):
+        numbers = call.sequences.numbers or ()
+        for row, (number, length) in enumerate(zip(numbers, lengths, strict=False)):
             first = int(positions[begin]) if length else -1
             begin += length
             if first < 0:

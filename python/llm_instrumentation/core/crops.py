@@ -45,9 +45,13 @@ class _Crops:
         @functools.wraps(own)
         def crop(cache: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.ExitStack() as stack:
-                removed = next((n for n in (*args, *kwargs.values()) if isinstance(n, int)), 0)
+                asked = next((n for n in (*args, *kwargs.values()) if isinstance(n, int)), 0)
+                removed = -asked if asked < 0 else None
+                # A generation of transformers crops its caches only to take back tokens.
+                caller = str(sys._getframe(1).f_globals.get("__name__"))
+                drafts = caller.startswith("transformers.generation.")
                 for sequences in list(self._following):
-                    stack.enter_context(sequences.crop(cache, -removed if removed < 0 else None))
+                    stack.enter_context(sequences.crop(cache, removed, drafts=drafts))
                 return own(cache, *args, **kwargs)
 
         return crop

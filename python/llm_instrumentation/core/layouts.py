@@ -44,13 +44,19 @@ class Layouts:
         sequence_first: the names of modules whose tensors, and those of all modules inside them,
             are [tokens, batch, ...].
         batch_first: all other tensors have the batch first.
+        batch_first_parts: the names of parts of outputs that have the batch first in any module.
     """
 
     def __init__(
-        self, modules: Mapping[str, str], sequence_first: Iterable[str], batch_first: bool
+        self,
+        modules: Mapping[str, str],
+        sequence_first: Iterable[str],
+        batch_first: bool,
+        batch_first_parts: Iterable[str] = (),
     ) -> None:
         self._modules = dict(modules)
         self._sequence_first = frozenset(sequence_first)
+        self._batch_first_parts = frozenset(batch_first_parts)
         self.batch_first = batch_first
 
     @classmethod
@@ -58,11 +64,13 @@ class Layouts:
         """From what :attr:`record` gave, perhaps a damaged one."""
         found = record if isinstance(record, Mapping) else {}
         modules, first = found.get("modules"), found.get("sequence_first")
+        parts = found.get("batch_first_parts")  # older captures have none
         known = modules.items() if isinstance(modules, Mapping) else ()
         return cls(
             {str(name): str(kind) for name, kind in known if kind in get_args(Layout)},
             map(str, first) if isinstance(first, list) else (),
             found.get("batch_first") is True,
+            map(str, parts) if isinstance(parts, list) else (),
         )
 
     @property
@@ -72,6 +80,7 @@ class Layouts:
             "modules": self._modules,
             "sequence_first": sorted(self._sequence_first),
             "batch_first": self.batch_first,
+            "batch_first_parts": sorted(self._batch_first_parts),
         }
 
     def of(self, module: str, path: str = "") -> str | None:
@@ -90,9 +99,20 @@ class Layouts:
                 return self._modules[one]
         return None
 
-    def sequence_first(self, module: str) -> bool:
-        """Whether the tensors of a module are [tokens, batch, ...]."""
+    def sequence_first(self, module: str, path: str = "") -> bool:
+        """Whether a tensor of a module is [tokens, batch, ...]."""
+        if self._is_batch_first_part(module, path):
+            return False
         return not self._sequence_first.isdisjoint(_outwards(module))
+
+    def has_batch_first(self, module: str, path: str = "") -> bool:
+        """Whether a tensor of a module is known to have the batch first."""
+        if self._is_batch_first_part(module, path):
+            return True
+        return self.batch_first and not self.sequence_first(module)
+
+    def _is_batch_first_part(self, module: str, path: str) -> bool:
+        return not self._batch_first_parts.isdisjoint(_outwards_of_path(module, path))
 
 
 def _outwards(module: str) -> Iterator[str]:

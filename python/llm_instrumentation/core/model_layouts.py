@@ -78,16 +78,19 @@ def layouts_of(model: nn.Module) -> Layouts:
 def _look(model: nn.Module) -> Layouts:
     found: dict[str, str] = {}
     first: set[str] = set()
+    parts: set[str] = set()
     config = getattr(model, "config", None)
     both = bool(getattr(config, "is_encoder_decoder", False))
     for name, module in model.named_modules(remove_duplicate=False):
         for inner, kind in _of_module(name, module, "encoder" if both else "foreign"):
             found.setdefault(original_name(inner), kind)
         first.update(map(original_name, _sequence_first(name, module)))
+        if isinstance(module, nn.MultiheadAttention):  # its weights are [batch, queries, keys]
+            parts.add(original_name(name) + "[1]")
     if both:
         for name in _embeddings_of_both(model):
             found.setdefault(original_name(name), "both")
-    return Layouts(found, first, type(model).__module__.startswith("transformers."))
+    return Layouts(found, first, type(model).__module__.startswith("transformers."), parts)
 
 
 def _embeddings_of_both(model: nn.Module) -> Iterator[str]:
@@ -128,6 +131,8 @@ def _of_module(name: str, module: nn.Module, other: Layout) -> Iterator[tuple[st
         yield name, "foreign"
     if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
         yield name, "width_first"
+    if isinstance(module, nn.RNNBase):  # states of its layers, without an axis of tokens
+        yield f"{name}[1]", "foreign"
     for classes, layout, parts in _PARTS:
         if classes.match(kind):
             for part in parts:

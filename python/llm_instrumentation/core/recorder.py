@@ -305,8 +305,8 @@ class Recorder:
                 handles = list(hooks.attach(module, OwnHook))
                 self._hooked.append(Hooked(number, name, module, tensors.root, handles))
                 self._handles += handles
-        rewiring = Rewiring(self._models, list(self._hooked), self._rewired)
-        self._exit.enter_context(rewiring.followed())
+        self._rewiring = Rewiring(self._models, list(self._hooked), self._rewired)
+        self._exit.enter_context(self._rewiring.followed())
         # Hooks that end a step are registered last, so a step includes the outputs of its entry.
         for entry in filter(has_forward, entries):
             self._ends(entry)
@@ -328,6 +328,7 @@ class Recorder:
             return None
         if self._segments is not None and self._segments.wanted:
             self._segments.step()
+        self._rewiring.compare()
         model, entry = self._places.get(id(module), ("", ""))
         try:
             return self._calls.begin(
