@@ -5,17 +5,22 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 TIERS = ("unit", "integration", "validity", "property", "performance")
 
 sys.path.insert(0, str(HERE))  # the modules beside this file are for all folders
 
-# ``pytest --hypothesis-profile long`` tries 20,000 examples, unless the test sets a number itself.
-settings.register_profile("long", max_examples=20_000)
+# How long an example takes says more of the machine than of the code. ``pytest
+# --hypothesis-profile long`` tries 20,000, unless the test sets a number itself.
+steady: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("steady", **steady)
+settings.register_profile("long", max_examples=20_000, **steady)
+settings.load_profile("steady")
 
 # A shell starts background jobs with Ctrl-C ignored, and child processes inherit this. Some tests
 # interrupt child processes with Ctrl-C, so switch it on again.
