@@ -1,6 +1,6 @@
 """Names the files of Python tests that are nearest to what changed.
 
-    scripts/nearest_tests.py [--base COMMIT] [--seconds 200]
+    scripts/nearest_tests.py [--base COMMIT] [--seconds 200] [FILE...]
 
 A test is near a module that it imports, less near one that this imports, and so on. Names that a
 package imports lazily lead to the module that defines them. What is no module, as a page or an
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import functools
 import itertools
 import re
 import subprocess
@@ -114,7 +113,6 @@ class Imports:
         return self._names[path].get(name, path)
 
 
-@functools.cache
 def importers() -> dict[Path, set[Path]]:
     """Which files of the package and of the tests import a file."""
     imports = Imports()
@@ -129,17 +127,17 @@ def distances(files: set[Path]) -> dict[Path, int]:
     """How many imports lie between each test and the nearest of some files."""
     if any(path.is_relative_to(LIBRARY) for path in files):
         files = {NATIVE, *(path for path in files if not path.is_relative_to(LIBRARY))}
-    tests = set(TESTS.rglob("test_*.py"))
-    named = {path.name for path in files if path not in importers() and not is_test(path)}
+    imported_by, tests = importers(), set(TESTS.rglob("test_*.py"))
+    named = {path.name for path in files if path not in imported_by and not is_test(path)}
     ring = {path for path in tests if any(name in path.read_text() for name in named)}
     found = dict.fromkeys(files, 0)
-    ring |= {importer for path in files for importer in importers().get(path, ())}
+    ring |= {importer for path in files for importer in imported_by.get(path, ())}
     for far in itertools.count(1):
         ring -= found.keys()
         if not ring:
             return {path: far for path, far in found.items() if path in tests}
         found.update(dict.fromkeys(ring, far))
-        ring = {importer for path in ring for importer in importers().get(path, ())}
+        ring = {importer for path in ring for importer in imported_by.get(path, ())}
     raise AssertionError
 
 
@@ -153,12 +151,14 @@ def times() -> dict[Path, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", metavar="FILE", help="in place of what differs")
     parser.add_argument("--base", default="HEAD", help="the commit to compare with")
     parser.add_argument("--seconds", type=float, default=200.0, help="of all tests together")
     options = parser.parse_args()
-    far, took = distances(changed(options.base)), times()
+    files = {ROOT / file for file in options.files} or changed(options.base)
+    far, took = distances(files), times()
     left, chosen, out = options.seconds, [], []
-    for path in sorted(far, key=lambda path: (far[path], took.get(path, UNKNOWN_SECONDS))):
+    for path in sorted(far, key=lambda path: (far[path], took.get(path, UNKNOWN_SECONDS), path)):
         seconds = took.get(path, UNKNOWN_SECONDS)
         (chosen if seconds <= left else out).append(path)
         left -= seconds if seconds <= left else 0
