@@ -174,6 +174,26 @@ def test_heads_that_share_a_key_have_edges_of_their_own():
     assert abs(one) > 1e-5 and abs(other) > 1e-5 and abs(one - other) > 1e-5
 
 
+def test_the_mean_of_nodes_leaves_padding_out_by_masks_of_all_kinds():
+    model, metric, long = made("gpt2"), logit_difference(), pairs()
+    real = torch.ones_like(long.clean["input_ids"])
+    real[0, -2:] = 0
+    hidden = torch.zeros(real.shape).masked_fill(real == 0, torch.finfo(torch.float32).min)
+    length = real.shape[1]
+    causal = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)
+    found = []
+    for mask in (real, (hidden[:, None, None] + causal).clamp(min=torch.finfo().min)):
+        clean, corrupted = (
+            {"input_ids": one["input_ids"], "attention_mask": mask}
+            for one in (long.clean, long.corrupted)
+        )
+        prompts = Prompts(clean, corrupted, long.labels)
+        graph = edge_attribution(model, prompts, metric, confidence=None)
+        rest = graph.pruned(top_k=3)
+        found.append(run_circuit(model, prompts, metric, rest, ablation="mean"))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_texts_of_other_lengths_do_not_change_effects():
     model, metric = made("gpt2"), logit_difference()
     long = pairs()

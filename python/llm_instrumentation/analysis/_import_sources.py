@@ -195,6 +195,8 @@ def _reason(error: Exception) -> str:
 def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
     import torch
 
+    from ..core.padding import real_tokens
+
     where = f"{path}{at and ' ' + at}"
     if not isinstance(call, Mapping):
         raise InvalidArgumentError(f"{where}: {_a(call)}, not a dict of tensors by layer")
@@ -222,7 +224,9 @@ def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
                 f"{size[0]} of {size[1]}"
             )
     ids, mask = (_of_tokens(where, key, call.get(key), size) for key in (_IDS, _MASK))
-    tokens = ImportedTokens(*size, ids, None if mask is None else mask != 0)
+    given = None if mask is None else torch.from_numpy(mask)
+    real = real_tokens(given, *size, of=f"{where}: {_MASK!r}")
+    tokens = ImportedTokens(*size, ids, None if real is None else real.numpy())
     # Rows of a layer need one number of dimensions in all texts.
     tensors = ((name, one if one.ndim == 3 else one[None]) for name, one in layers.items())
     return ImportedCall(path, path.stem + at, tensors, tokens, done)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core.outputs import replace_tensor, split_name
+from ..core.padding import real_tokens
 from ..core.selection import original_name
 from ..errors import InvalidArgumentError
 from ._model_head import evaluating
@@ -226,13 +227,14 @@ def cross_entropy_score(
         model: a causal language model: called with token ids it returns logits [rows, tokens,
             vocabulary], as `logits` or as it is.
         batches: tensors of token ids [rows, tokens], or mappings with `input_ids` and perhaps
-            `attention_mask`. Tokens whose mask is 0 are not predicted.
+            `attention_mask`. Padding is not predicted, and nothing is predicted from it.
         sae: an autoencoder of SAELens.
         module: the name of a module, see `spliced`.
 
     Raises:
         InvalidArgumentError: there is no such module or it does not run; its width is not that of
             the autoencoder; there is no token to predict; or zeros cost nothing.
+        UnsupportedError: (a TypeError) an attention mask does not say which tokens are padding.
     """
 
     def total(given: Any, replace: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
@@ -281,9 +283,13 @@ def _cross_entropy(model: torch.nn.Module, given: Any) -> torch.Tensor:
     logits = getattr(output, "logits", output)
     logits = logits[0] if isinstance(logits, tuple) else logits
     wanted = ids[:, 1:].to(logits.device)
-    kept = torch.ones_like(wanted) if mask is None else mask[:, 1:].to(logits.device)
+    real = real_tokens(mask, *ids.shape, of="attention_mask")
+    if real is None:
+        real = torch.ones_like(ids, dtype=torch.bool)
+    # A token behind padding is predicted from it, so it does not count.
+    kept = (real[:, 1:] & real[:, :-1]).to(logits.device)
     nats = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), reduction="none"
     )
-    seen = kept.flatten() != 0
+    seen = kept.flatten()
     return torch.stack([nats[seen].double().sum(), seen.sum().double()]).cpu()

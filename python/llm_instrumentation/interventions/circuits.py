@@ -21,6 +21,7 @@ from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
 from ..analysis.causal_graph._parts import INPUTS
 from ..analysis.significance import Adjustment
+from ..core.padding import real_tokens
 from ..errors import InvalidArgumentError
 from ._edge_effects import effects_graph, precise
 from ._residuals import Written, behind_norm, check_linear, linear, spread, written
@@ -398,11 +399,11 @@ class _CircuitRuns:
         count = 0
         for batch in self._prompts.batches(self._batch_size):
             run, _ = written(self.decoder, batch.clean)
-            mask = batch.clean.get("attention_mask")
             rows = [value.flatten(0, 1) for value in run.values]
-            if mask is not None:
-                real = mask.bool().flatten()
-                rows = [one[real] for one in rows]
+            mask = batch.clean.get("attention_mask")
+            real = real_tokens(mask, *run.values[0].shape[:2], of="attention_mask")
+            if real is not None:
+                rows = [one[real.flatten().to(one.device)] for one in rows]
             sums = [one.double().sum(0) for one in rows]
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
             count += len(rows[0])

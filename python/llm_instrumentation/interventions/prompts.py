@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidArgumentError
+from ..core.padding import real_tokens
+from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Direction", "Prompts"]
 
@@ -45,6 +46,8 @@ class Prompts:
     Raises:
         InvalidArgumentError: (a ValueError) the inputs differ in names, shapes or lengths; the
             message names the first example.
+        UnsupportedError: (a TypeError) their attention masks differ, and do not say which tokens
+            are padding.
     """
 
     clean: Any
@@ -160,14 +163,21 @@ class Prompts:
         """The column of the last token of each example, without padding: int64, [examples].
 
         With an encoder and a decoder, that of the decoder.
+
+        Raises:
+            InvalidArgumentError: an example has no token.
+            UnsupportedError: the attention mask does not say which tokens are padding.
         """
         side = "decoder_" if "decoder_input_ids" in self.clean else ""
-        ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
-        mask = self.clean.get(f"{side}{_MASK}")
-        if mask is None:
+        real = _real_tokens(self.clean, side)
+        if real is None:
+            ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
             return torch.full((len(self),), ids.shape[1] - 1, device=ids.device)
-        columns = torch.arange(mask.shape[1], device=mask.device)
-        last: Tensor = (mask.bool() * columns).amax(1)
+        if not (some := real.any(1)).all():
+            number = int((~some).nonzero()[0])
+            raise InvalidArgumentError(f"example {number} has only padding, and no last token")
+        columns = torch.arange(real.shape[1], device=real.device)
+        last: Tensor = (real * columns).amax(1)
         return last
 
     def token_ids(self, *, encoder: bool = False) -> tuple[Tensor, Tensor] | None:
@@ -177,15 +187,18 @@ class Prompts:
 
         Args:
             encoder: with an encoder and a decoder, those of the encoder.
+
+        Raises:
+            UnsupportedError: the attention mask does not say which tokens are padding.
         """
         side = "decoder_" if "decoder_input_ids" in self.clean and not encoder else ""
         found = []
         for inputs in (self.clean, self.corrupted):
-            ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}{_MASK}")
+            ids = inputs.get(f"{side}input_ids")
             if ids is None:
                 return None
-            if mask is not None and mask.shape == ids.shape:
-                ids = ids.masked_fill(mask == 0, -1)
+            if (real := _real_tokens(inputs, side)) is not None:
+                ids = ids.masked_fill(~real.to(ids.device), -1)
             found.append(ids)
         return found[0], found[1]
 
@@ -242,15 +255,39 @@ def _check_pairs(clean: Mapping[str, Tensor], corrupted: Mapping[str, Tensor]) -
                 f"clean[{name!r}] has the shape {list(clean[name].shape)}, corrupted[{name!r}] has "
                 f"{list(corrupted[name].shape)}: give pairs of equal lengths"
             )
-    if _MASK in clean:
-        differs = (clean[_MASK].bool() != corrupted[_MASK].bool()).flatten(1).any(1)
+    for side in ("", "decoder_"):
+        masks = [inputs.get(f"{side}{_MASK}") for inputs in (clean, corrupted)]
+        if masks[0] is None or masks[1] is None or torch.equal(masks[0], masks[1].to(masks[0])):
+            continue
+        one, other = _real_tokens(clean, side), _real_tokens(corrupted, side)
+        if one is None or other is None:
+            continue
+        differs = (one != other.to(one.device)).any(1)
         if differs.any():
             number = int(differs.nonzero()[0])
-            one, other = (int(side[_MASK][number].bool().sum()) for side in (clean, corrupted))
+            counts = int(one[number].sum()), int(other[number].sum())
             raise InvalidArgumentError(
-                f"example {number}: the clean text has {one} tokens, the corrupted one {other}, or "
-                "they stand at other places: give pairs of equal lengths"
+                f"example {number}: the clean text has {counts[0]} tokens, the corrupted one "
+                f"{counts[1]}, or they stand at other places: give pairs of equal lengths"
             )
+
+
+def _real_tokens(inputs: Mapping[str, Tensor], side: str) -> Tensor | None:
+    """Which tokens of the examples are no padding: bool [examples, tokens]; None: all.
+
+    Raises:
+        UnsupportedError: the attention mask does not say which tokens are padding.
+    """
+    name = f"{side}{_MASK}"
+    mask, ids = inputs.get(name), inputs.get(f"{side}input_ids")
+    if mask is None:
+        return None
+    if ids is not None and ids.dim() != 2:
+        raise UnsupportedError(
+            f"{side}input_ids has the shape {list(ids.shape)}: with {name} it is [examples, tokens]"
+        )
+    length = mask.shape[-1] if ids is None else ids.shape[1]
+    return real_tokens(mask, len(mask if ids is None else ids), length, of=name)
 
 
 def _padded(
