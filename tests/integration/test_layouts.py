@@ -278,6 +278,59 @@ def test_rows_inside_experts_are_refused(path, implementation):
 # ---- of something else than the text ------------------------------------------------------------
 
 
+class Routed(nn.Module):
+    """Sends each token to one of its branches, whose names do not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.act = nn.Linear(8, 3), nn.GELU()
+        self.branches = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        best = self.gate(flat).argmax(-1)
+        order = best.argsort(stable=True)
+        given = flat[order]
+        found = torch.cat([one(given[best[order] == n]) for n, one in enumerate(self.branches)])
+        return torch.empty_like(flat).index_copy_(0, order, self.act(found)).view_as(vectors)
+
+
+class Flat(nn.Module):
+    """Works on the tokens of all texts, one after the other."""
+
+    def __init__(self, block: nn.Module, ahead: bool) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(30, 8), block, nn.Linear(8, 8)
+        self.ahead = ahead  # flat before the block, or behind it
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        vectors = self.embed(input_ids.flatten() if self.ahead else input_ids)
+        return self.head(self.block(vectors).reshape(-1, 8))
+
+
+@pytest.mark.parametrize("texts", [1, 2, 4])
+def test_rows_that_a_router_may_have_sorted_are_refused(path, texts):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 8), Routed(), nn.Linear(8, 8)).eval()
+    seen = captured(model, path, tokens(texts, 7))
+    with ActivationReader(path) as reader:
+        for name in ("1.act", "1.gate"):
+            with pytest.raises(NotTokenAlignedError, match="may be the tokens in another order"):
+                reader.rows(name)
+        for name in ("0", "1", "2"):
+            assert torch.equal(reader.rows(name).to_torch(), seen[name][0].flatten(0, 1))
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_rows_of_models_that_return_all_tokens_one_after_the_other(path, ahead):
+    torch.manual_seed(0)
+    model = Flat(nn.Linear(8, 8), ahead).eval()
+    seen = captured(model, path, tokens(2, 7))
+    with ActivationReader(path) as reader:
+        for name in ("embed", "block", "head", ""):
+            assert torch.equal(reader.rows(name).to_torch(), seen[name][0].reshape(-1, 8))
+
+
 def test_as_many_patches_as_tokens_are_no_tokens(path):
     sizes = {
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,

@@ -30,8 +30,9 @@ class MadeUpRows:
         ([5, 3, 5, 3], [1, 0, 0, 2], [0, 3]),
     ],
 )
-def test_each_step_has_the_rows_of_its_last_call(steps, calls, last):
-    rows: Any = MadeUpRows(np.array(steps, np.int64), np.array(calls, np.int64))
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.int64])
+def test_each_step_has_the_rows_of_its_last_call(steps, calls, last, kind):
+    rows: Any = MadeUpRows(np.array(steps, kind), np.array(calls, kind))
     found = of_last_calls(rows)
     assert found.column("step").tolist() == [steps[at] for at in last]
     assert found.column("call").tolist() == [calls[at] for at in last]

@@ -141,7 +141,7 @@ def of_last_calls(rows: Rows) -> Rows:
     """The rows of the last call of a layer in each step; a model may repeat its layers."""
     calls, steps = rows.column("call"), rows.column("step")
     distinct, places = np.unique(steps, return_inverse=True)
-    last = np.full(len(distinct), -1, calls.dtype)
+    last = np.full(len(distinct), calls.min(initial=0), calls.dtype)  # it may be unsigned
     np.maximum.at(last, places, calls)
     kept = calls == last[places]
     return rows if kept.all() else rows[np.flatnonzero(kept)]

@@ -13,7 +13,7 @@ from .rows import NotTokenAlignedError
 if TYPE_CHECKING:
     from ._catalogue import Catalogue
 
-__all__ = ["TokenLayout", "fits", "sequence_first_of_relatives"]
+__all__ = ["TokenLayout", "fits", "is_flattened_inside", "sequence_first_of_relatives"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -55,6 +55,36 @@ def fits(shapes: Ints, rows: Ints, tokens: Ints, total: Ints, last: bool) -> dic
     if dimensions == 3:
         found["tbw"] = (shapes[:, 0] == tokens) & (shapes[:, 1] == rows)
     return found
+
+
+def is_flattened_inside(catalogue: Catalogue, model: str, module: str, total: Ints) -> bool:
+    """Whether a module with tensors [tokens, width] is inside one that has an axis for the texts.
+
+    Then something between both flattens the tokens, and it may sort them too, as a router does.
+    If no module around it is in the capture, the other modules of the model tell.
+
+    Args:
+        catalogue: the activations.
+        model: the model's name in the index.
+        module: the module's name.
+        total: the tokens of each of its calls.
+    """
+    if not module:
+        return False
+    layers, names = catalogue.texts("layer")
+    models, labels = catalogue.texts("model")
+    every = catalogue.activations
+    every = every[np.array([label == model for label in labels] + [False])[models[every]]]
+    around = np.array(
+        [not name or module.startswith(f"{name}.") for name in names] + [False], np.bool_
+    )[layers[every]]
+    of = every[around] if around.any() else every
+    ndim, start, lengths = catalogue.columns.shapes()
+    of = of[ndim[of] == 3]
+    if not len(of):
+        return False
+    texts, tokens = lengths[start[of, None] + np.arange(2)].T
+    return bool(np.isin(texts * tokens, total).any())
 
 
 def sequence_first_of_relatives(

@@ -14,7 +14,12 @@ from ..core.layouts import Layouts
 from ..errors import InvalidArgumentError
 from ._calls import Calls, Chosen
 from ._elements import element_size
-from ._token_layout import TokenLayout, fits, sequence_first_of_relatives
+from ._token_layout import (
+    TokenLayout,
+    fits,
+    is_flattened_inside,
+    sequence_first_of_relatives,
+)
 from .rows import COLUMNS, NoCallsError, NotTokenAlignedError
 
 if TYPE_CHECKING:
@@ -208,6 +213,8 @@ class TokenVectors:
         found = [axes for axes, fit in tried.items() if fit.all()]
         if found == ["btw", "tbw"]:
             found = [self._batch_or_tokens_first(shapes)]
+        if found == ["tw"]:
+            self._check_flattened(shapes)
         if len(found) == 1:
             return TokenLayout(found[0], last)
         if found:
@@ -221,6 +228,22 @@ class TokenVectors:
             best = max(tried.values(), key=lambda fit: int(fit.sum()))
             odd = int(np.flatnonzero(~best)[0])
         raise self._not_aligned(odd, "no axis has the tokens")
+
+    def _check_flattened(self, shapes: Ints) -> None:
+        """Refuses tensors [tokens, width] whose tokens may have an order of their own.
+
+        The modules of transformers that sort tokens are known, see :class:`Layouts`.
+        """
+        several = self._total > 1
+        if self._calls is None or self._layouts.batch_first or not several.any():
+            return
+        catalogue, total = self.snapshot.catalogue, self._total[several]
+        if is_flattened_inside(catalogue, self.model, self._module, total):
+            raise NotTokenAlignedError(
+                f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, "
+                "inside modules with [batch, tokens, width]: its rows may be the tokens in another "
+                "order, as a router sorts them. Take the layer around it"
+            )
 
     def _leave_out_impossible(self, tried: dict[str, npt.NDArray[np.bool_]]) -> None:
         """Removes layouts that the model's structure excludes."""
