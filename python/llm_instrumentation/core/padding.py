@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from .masks import Unread, kept, read_mask
+from .masks import Unread, kept, read_mask, undecided
 
 __all__ = ["real_tokens"]
 
@@ -39,6 +39,8 @@ def real_tokens(mask: Any, rows: int, length: int, *, of: str) -> Tensor | None:
     # Whether 0 keeps a token or hides it is unknown: integers may be added to scores too.
     if not values.is_floating_point() and values.dtype.is_signed and bool((values < 0).any()):
         raise UnsupportedError(_unknown(of, "which has integers below 0", rows, length))
+    if bool(undecided(found).any()):
+        raise UnsupportedError(_unknown(of, "which has several readings", rows, length))
     return kept(found)[:, -length:] if length else kept(found)[:, :0]
 
 
