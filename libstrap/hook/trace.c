@@ -65,7 +65,7 @@ enum { ROWS = 1 << 13, SITES = 1 << 10, STORAGES = 1 << 12 };
 struct tracer {
   /* Set by Python. */
   int (*view)(PyObject *tensor, DLTensor *); /* fills a borrowed view; -1 sets an exception */
-  const int64_t *forgotten;     /* grows before addresses of storages may be used again */
+  const int64_t *forgotten;     /* changes before addresses of storages may be used again */
   PyObject *plain, *parameter;  /* the types Tensor and Parameter */
   PyObject *tuple, *list, *integer, *real; /* types */
   PyObject *none, *no_keywords; /* None, {} */

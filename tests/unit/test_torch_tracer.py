@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm import TraceLabeller
 from llm_instrumentation.mrm.collector import CollectorUnavailableError, TorchTracer
-from llm_instrumentation.mrm.collector.torch import recorder
+from llm_instrumentation.mrm.collector.torch import recorder, regions
 from llm_instrumentation.mrm.collector.torch.layout import pieces_of
 from llm_instrumentation.mrm.collector.torch.recorder import BLOCK_ROWS
 from llm_instrumentation.mrm.collector.torch.trace import META_KEY
@@ -587,6 +587,27 @@ def test_dead_storages_are_forgotten():
     assert frame.region_id.nunique() == 4 * BLOCK_ROWS + 1
     assert (frame.sample_id == np.arange(len(frame))).all()
     assert frame.timestamp_ns.is_monotonic_increasing
+
+
+def test_caches_are_stale_before_an_address_is_used_again(monkeypatch):
+    """Another thread may fill its cache while the released storages are found."""
+    with TorchTracer() as one, torch.no_grad(), one.thread():
+        found = one._session.regions
+        for _ in range(9):
+            torch.randn(4).neg()
+        seen, freed = [], []
+        expired, free = regions._expired, regions._free_weak_ref
+        monkeypatch.setattr(
+            regions, "_expired", lambda p: (seen.append(found.forgotten.value), expired(p))[1]
+        )
+        monkeypatch.setattr(
+            regions, "_free_weak_ref", lambda p: (freed.append(found.forgotten.value), free(p))
+        )
+        for _ in range(2):
+            found.forget_dead()
+            torch.randn(4).neg()
+            assert freed and not set(seen) & set(freed)
+            freed.clear()
 
 
 def test_parameters_and_buffers_are_weights():

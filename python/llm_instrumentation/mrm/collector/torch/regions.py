@@ -88,8 +88,8 @@ class Regions:
 
     Attributes:
         words: the word of each storage, by its ``_cdata``, the address of the C++ object.
-        forgotten: grows by 1 before released storages are dropped. From then on their ``_cdata``
-            may belong to other storages, so caches that use ``_cdata`` as a key are stale.
+        forgotten: gets another value, never the same one again, before the ``_cdata`` of released
+            storages may belong to others. Then caches that use ``_cdata`` as a key are stale.
     """
 
     def __init__(self, by_layer: bool, spool: Spool) -> None:
@@ -97,6 +97,7 @@ class Regions:
         self._spool = spool
         self.words: dict[int, int] = {}
         self.forgotten = ctypes.c_int64(0)  # trace.c reads it
+        self._clean_ups = itertools.count(1)
         self._loading = 0
         self._by_layer = by_layer
         self._numbers = itertools.count((WEIGHT_ID + 1) << _ID_SHIFT, 1 << _ID_SHIFT)
@@ -173,10 +174,15 @@ class Regions:
 
     def forget_dead(self) -> None:
         """Drops the storages that have been released."""
-        self.forgotten.value += 1
-        for pointer in list(self.words):
-            if _expired(pointer) and self.words.pop(pointer, None) is not None:
-                _free_weak_ref(pointer)
+        dead = [
+            pointer
+            for pointer in list(self.words)
+            if _expired(pointer) and self.words.pop(pointer, None) is not None
+        ]
+        # Other threads fill their caches meanwhile, but no longer with what is dead.
+        self.forgotten.value = next(self._clean_ups)
+        for pointer in dead:
+            _free_weak_ref(pointer)
 
     def forget_all(self) -> None:
         while self.words:
