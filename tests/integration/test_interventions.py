@@ -202,6 +202,59 @@ def test_zeros_are_the_model_without_the_weights(llama, ids):
     assert applied.counts == [1] and applied.steps == 1
 
 
+class _Wrapper(nn.Module):
+    """As an adapter has it: the module, and something beside it."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.base(*args, **kwargs)
+        return output + 1 if isinstance(output, Tensor) else output
+
+
+def _wrap(parent: nn.Module, child: str) -> None:
+    setattr(parent, child, _Wrapper(parent.get_submodule(child)))
+
+
+REWIRINGS: dict[str, Callable[[nn.Module], Any]] = {
+    "wrapped": lambda model: _wrap(model.model.layers[0], "mlp"),
+    "wrapped past setattr": lambda model: model.model.layers[0]._modules.update(
+        mlp=_Wrapper(model.model.layers[0].mlp)
+    ),
+    "a layer around it": lambda model: _wrap(model.model.layers, "0"),
+    "replaced": lambda model: setattr(model.model.layers[0], "mlp", model.model.layers[1].mlp),
+    "another list": lambda model: setattr(
+        model.model, "layers", nn.ModuleList(reversed(model.model.layers))
+    ),
+    "inserted": lambda model: model.model.layers.insert(0, model.model.layers[1]),
+}
+
+
+@pytest.mark.parametrize("side", ["output", "input", "added"])
+@pytest.mark.parametrize("rewiring", REWIRINGS)
+def test_modules_that_lose_their_places_in_the_block_are_refused(llama, ids, rewiring, side):
+    model = copy.deepcopy(llama)
+    with intervene(model, zero(MLP, side=side)):
+        result(model, ids)
+        REWIRINGS[rewiring](model)
+        with pytest.raises(UnsupportedError, match="no longer the module that was there"):
+            result(model, ids)
+    assert not any("hooks" in name for part in hooks(model) for name in part)
+
+
+def test_other_modules_may_change_in_the_block(llama, ids):
+    model = copy.deepcopy(llama)
+    with intervene(model, zero(MLP)):
+        result(model, ids)
+        _wrap(model.model.layers[0].self_attn, "q_proj")
+        _wrap(model.model.layers[1], "mlp")
+        changed = result(model, ids)
+    nn.init.zeros_(model.model.layers[0].mlp.down_proj.weight)
+    assert torch.equal(changed, result(model, ids))
+
+
 def test_a_vector_is_added_to_the_chosen_tokens(llama, ids):
     vector = torch.randn(32, generator=torch.Generator().manual_seed(2))
     before = output_of(llama, LAYER, ids)

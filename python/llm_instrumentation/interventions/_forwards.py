@@ -17,6 +17,7 @@ from ..core.own_hook import OwnHook
 from ..core.selection import has_forward
 from ..core.steps import Place, Steps
 from ..errors import UnsupportedError
+from ._places import Places
 
 __all__ = ["Forwards"]
 
@@ -43,6 +44,7 @@ class Forwards:
         model: the model.
         counters: the number of counters that begin at 0 in each step.
         mine: reports whether a call that begins now belongs to the block; None: all do.
+        places: the modules of the block's edits. Each call checks that they are in their places.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Forwards:
         model: nn.Module,
         counters: int,
         mine: Callable[[], bool] | None,
+        places: Places,
     ) -> None:
         self._model = model
+        self._places = places
         self._lock = threading.Lock()
         self._undo = ExitStack()
         self._watched: set[nn.Module] = set()
@@ -118,6 +122,7 @@ class Forwards:
         return place, getattr(self._local, "given", None)
 
     def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
+        self._places.check()
         held = cached_tokens_of_call(args, kwargs) if not late else None
         main = is_main_part(module, [self._model])
         self._local.given = given_to(module, args, kwargs, held=held, main=main, ended=self._ended)

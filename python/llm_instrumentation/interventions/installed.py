@@ -19,6 +19,7 @@ from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._additions import Additions, Together
 from ._forwards import Forwards
+from ._places import Places
 from ._spots import Spot, resolve
 from .edits import Call, Edit
 
@@ -80,8 +81,9 @@ def intervene(
             an edit does not fit the tensor.
         UnsupportedError: (a TypeError) dropout is active; the model is replicated, TorchScript, or
             compiled by a torch that cannot run it eagerly; while the model runs: the module is
-            recomputed by gradient checkpointing, the tensor is not dense, or it cannot be told
-            what a site with `side="added"` adds to the residual stream.
+            recomputed by gradient checkpointing, the tensor is not dense, another module has taken
+            the place of one with an edit, or it cannot be told what a site with `side="added"`
+            adds to the residual stream.
         UnusedEditError: at the end: an edit was not applied.
         ValueError: `unused` or `scope` is unknown.
     """
@@ -98,7 +100,10 @@ def intervene(
         tensors: dict[tuple[int, str], list[int]] = {}
         for number, spot in enumerate(spots):
             tensors.setdefault((id(spot.module), spot.side), []).append(number)
-        forwards = Forwards(model, len(tensors), mine)
+        # A module may have several names: the site's own one counts too.
+        names = {name for spot in spots for name in (spot.name, spot.site.layer.partition("[")[0])}
+        places = Places(model, names)
+        forwards = Forwards(model, len(tensors), mine, places)
         applied = Applied(edits, forwards)
         scopes = {spot.scope[0]: Additions(*spot.scope) for spot in spots if spot.scope}
         hooked = [
