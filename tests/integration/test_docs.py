@@ -34,7 +34,7 @@ INTERNAL = {
     for name in (
         "arguments", "caches", "calls", "calls_file", "components", "crops", "dtensors", "eager",
         "generation", "gradients", "layouts", "masks", "model_layouts", "module_hooks", "monitor",
-        "narrowing", "own_hook", "progress_line", "ranks", "recorder", "rewiring", "run_folder",
+        "narrowing", "own_hook", "padding", "progress_line", "ranks", "recorder", "rewiring", "run_folder",
         "run_member", "run_records", "segments", "sequences", "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
