@@ -34,8 +34,9 @@ INTERNAL = {
     for name in (
         "arguments", "caches", "calls", "calls_file", "components", "crops", "dtensors", "eager",
         "generation", "gradients", "layouts", "masks", "model_layouts", "module_hooks", "monitor",
-        "narrowing", "own_hook", "padding", "progress_line", "ranks", "recorder", "rewiring", "run_folder",
-        "run_member", "run_records", "segments", "sequences", "silent", "sink", "steps", "tensors",
+        "narrowing", "own_hook", "padding", "progress_line", "ranks", "recorder", "rewiring",
+        "run_folder", "run_member", "run_records", "segments", "sequences", "silent", "sink",
+        "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {
