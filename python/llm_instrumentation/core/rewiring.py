@@ -85,7 +85,7 @@ class Rewiring:
             handle.remove()
             self._places.clear()
             self._children.clear()
-            self._parents, self._all = [], []
+            self._hooked, self._parents, self._all = [], [], []
 
     def _now(self) -> list[nn.Module | None]:
         return [*chain.from_iterable([its["_modules"].values() for its in self._parents])]
