@@ -57,14 +57,14 @@ vllm: $(VENV)/.toolchain $(LIB) $(HOOK) ## Test the captures of vLLM, in an envi
 	python=$$($(PY) packaging/vllm_environment.py) && \
 		"$$python" -m pytest -p no:cacheprovider tests/engines/test_vllm.py
 
-check: lint $(NATIVE) ## Lint, and the tests nearest to what differs from the commit BASE, in three minutes
+check: lint $(NATIVE) ## Lint, and the tests nearest to what differs from the commit BASE
 	$(TOOLS) && "$$GO" test -short ./...
 	tests=$$($(PY) scripts/nearest_tests.py --base $(BASE)) && { [ -z "$$tests" ] || \
 		{ $(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) $$tests -n $(JOBS) --dist loadfile; }; }
 
 test: test-go test-abi test-python test-faults lint docs ## Run every check, but for those of test-long
 
-test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release, an hour
+test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release
 	-$(PY) packaging/versitygw.py
 	$(TOOLS) && $(PYTEST) tests -m "slow and not performance"
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests -m property --hypothesis-profile long --timeout 0 -n $(JOBS)

@@ -9,7 +9,6 @@ not what it would write.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -30,30 +29,28 @@ each name.
 """
 
 
-def packages() -> Iterator[dict[str, object]]:
-    """What is linked, on any platform, as `go list -json` tells it."""
+# Of each package of a module that is not our own: the module and its version, and both folders.
+LINE = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}\t{{$.Dir}}{{end}}{{end}}"
+
+
+def packages() -> Iterator[tuple[str, Path, Path]]:
+    """What is linked, on any platform: the module, its folder, and that of a package."""
     for architecture in ARCHITECTURES:
         env = {**os.environ, "GOOS": "linux", "GOARCH": architecture, "CGO_ENABLED": "1"}
         told = subprocess.run(
-            [GO, "list", "-deps", "-json=Dir,Module,Standard", *PROGRAMS],
+            [GO, "list", "-deps", "-f", LINE, *PROGRAMS],
             cwd=ROOT, env=env, check=True, capture_output=True, text=True,
         ).stdout  # fmt: skip
-        decoder, at = json.JSONDecoder(), 0
-        while at < len(told):
-            package, at = decoder.raw_decode(told, at)
-            yield package
-            at += len(told[at:]) - len(told[at:].lstrip())
+        for line in filter(None, told.splitlines()):
+            module, top, folder = line.split("\t")
+            yield module, Path(top), Path(folder)
 
 
 def licences() -> dict[str, dict[str, str]]:
     """The texts by the name of the module and its version, and by the name of the file in it."""
     found: dict[str, dict[str, str]] = {}
-    for package in packages():
-        module = package.get("Module")
-        if not isinstance(module, dict) or module.get("Main"):
-            continue
-        top, folder = Path(module["Dir"]), Path(str(package["Dir"]))
-        texts = found.setdefault(f"{module['Path']} {module['Version']}", {})
+    for module, top, folder in packages():
+        texts = found.setdefault(module, {})
         while folder.is_relative_to(top):
             for file in folder.iterdir():
                 if _LICENCE.fullmatch(file.name) and file.is_file():

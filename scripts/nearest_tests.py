@@ -48,15 +48,10 @@ def is_test(path: Path) -> bool:
 
 def file_of(name: str) -> Path | None:
     """The file of a module of the package, or of one beside the tests."""
-    parts = name.split(".")
-    places = (
-        [PACKAGE.joinpath(*parts[1:])] if parts[0] == PACKAGE.name else [TESTS.joinpath(*parts)]
-    )
-    for place in places:
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
+    home = PACKAGE.parent if name.split(".")[0] == PACKAGE.name else TESTS
+    place = home.joinpath(*name.split("."))
+    paths = (place.with_suffix(".py"), place / "__init__.py")
+    return next((path for path in paths if path.is_file()), None)
 
 
 def names_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -81,11 +76,10 @@ def _names_in(source: str, here: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 class Imports:
-    """Which files import which: of the package, of the tests, and of what is beside them."""
+    """Which files of the package and of the tests import which."""
 
     def __init__(self) -> None:
         self._names: dict[Path, dict[str, Path]] = {}
-        self._text: dict[Path, str] = {}
 
     def of(self, path: Path) -> set[Path]:
         """The files that a file imports."""

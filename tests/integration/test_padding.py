@@ -290,6 +290,19 @@ def test_lengths_and_the_models_own_padding(path, kind):
         assert rows.select(step=1).column("token_id").tolist() == [6, 7, 8]
 
 
+def test_a_model_that_hides_one_id_by_itself(path):
+    config = transformers.DPRConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24,
+    )  # fmt: skip
+    model = transformers.DPRQuestionEncoder(config).eval()
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model(torch.tensor([[6, 7, 0, 0], [6, 7, 8, 9]]))
+    with ActivationReader(path) as reader:
+        layer = next(name for name in reader.layers if name.endswith("encoder.layer.1"))
+        assert reader.rows(layer).column("token_id").tolist() == [6, 7, 6, 7, 8, 9]
+
+
 def test_texts_that_share_a_row_without_packing_have_no_known_sequence(path):
     """Their position ids begin again."""
     model = decoder()
