@@ -236,6 +236,16 @@ def test_a_list_of_dicts_without_tokens(source, out):
         assert rows.column("document")[[0, 4, 5]].tolist() == ["steps[0]", "steps[1]", "steps[2]"]
 
 
+def test_a_mask_of_texts_that_become_longer_is_one_of_padding(source, out):
+    states = torch.randn(2, 2, 4)
+    torch.save({"h": states, "attention_mask": torch.tensor([[1, 0], [1, 1]])}, source / "a.pt")
+    import_activations(source, out, format="torch")
+    with ActivationReader(out) as reader:
+        rows = reader.rows("h")
+        assert same_bits(rows.to_torch(), states[[0, 1, 1], [0, 0, 1]])
+        assert rows.column("position").tolist() == [0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -125,8 +125,16 @@ def test_imported_masks_of_integers_to_add_are_refused(tmp_path):
     found = _dict_call(tmp_path, "", call | {"attention_mask": real.long()}, 1.0)
     assert (found.tokens.mask == real.numpy()).all()
     mask = UNREAD["integers to add"](real)
-    with pytest.raises(UnsupportedError, match="integers below 0"):
+    with pytest.raises(InvalidArgumentError, match="'attention_mask' has -10000, not 1"):
         _dict_call(tmp_path, "", call | {"attention_mask": mask}, 1.0)
+
+
+def test_a_square_mask_of_texts_that_become_longer_asks_for_another_order():
+    mask = torch.ones(3, 3).tril()
+    with pytest.raises(UnsupportedError, match="3 texts of 1 to 3 tokens.* in another order"):
+        real_tokens(mask, 3, 3, of="attention_mask")
+    found = real_tokens(mask.flip(0), 3, 3, of="attention_mask")
+    assert found is not None and torch.equal(found, mask.flip(0) == 1)
 
 
 def test_pairs_differ_by_their_tokens():

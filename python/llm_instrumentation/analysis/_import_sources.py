@@ -195,8 +195,6 @@ def _reason(error: Exception) -> str:
 def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
     import torch
 
-    from ..core.padding import real_tokens
-
     where = f"{path}{at and ' ' + at}"
     if not isinstance(call, Mapping):
         raise InvalidArgumentError(f"{where}: {_a(call)}, not a dict of tensors by layer")
@@ -224,9 +222,11 @@ def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
                 f"{size[0]} of {size[1]}"
             )
     ids, mask = (_of_tokens(where, key, call.get(key), size) for key in (_IDS, _MASK))
-    given = None if mask is None else torch.from_numpy(mask)
-    real = real_tokens(given, *size, of=f"{where}: {_MASK!r}")
-    tokens = ImportedTokens(*size, ids, None if real is None else real.numpy())
+    if mask is not None and (mask < 0).any():
+        raise InvalidArgumentError(
+            f"{where}: {_MASK!r} has {mask.min()}, not 1 for each token and 0 for padding"
+        )
+    tokens = ImportedTokens(*size, ids, None if mask is None else mask != 0)
     # Rows of a layer need one number of dimensions in all texts.
     tensors = ((name, one if one.ndim == 3 else one[None]) for name, one in layers.items())
     return ImportedCall(path, path.stem + at, tensors, tokens, done)

@@ -40,6 +40,12 @@ def real_tokens(mask: Any, rows: int, length: int, *, of: str) -> Tensor | None:
     if not values.is_floating_point() and values.dtype.is_signed and bool((values < 0).any()):
         raise UnsupportedError(_unknown(of, "which has integers below 0", rows, length))
     if bool(undecided(found).any()):
+        if found.may_be_square:
+            raise UnsupportedError(
+                f"{of} may show which of {length} tokens each token sees, or {rows} texts of 1 to "
+                f"{rows} tokens, so it does not say which tokens are padding: give the texts in "
+                "another order"
+            )
         raise UnsupportedError(_unknown(of, "which has several readings", rows, length))
     return kept(found)[:, -length:] if length else kept(found)[:, :0]
 
