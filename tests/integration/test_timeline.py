@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import resource
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from llm_instrumentation import (
@@ -34,6 +37,7 @@ from llm_instrumentation.probes import BlockProbe, SystemProbe, read_snapshots
 from llm_instrumentation.probes.capture import snapshot_path
 from llm_instrumentation.timeline import NoTimesError, write_timeline
 from llm_instrumentation.timeline._perfetto import PerfettoTrace
+from llm_instrumentation.timeline._profiler import read_profiler
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from torch.profiler import ProfilerActivity, profile
 from trace_processor import query
@@ -485,6 +489,56 @@ def test_slices_of_a_thread_that_only_overlap_keep_their_ends(stream, tmp_path):
         ("a", 10_000_000, 0), ("b", 10_000_000, 0), ("in a", 8_000_000, 1), ("empty", 0, 0),
     }  # fmt: skip
     assert problems == []
+
+
+BEGIN = b'{"traceEvents": ['
+ONE = kineto({"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1}).encode()
+
+
+def in_one(old: bytes, new: bytes) -> Callable[[], bytes]:
+    return lambda: ONE.replace(old, new)
+
+
+#: Files that cost much, or that make the parsers of others fail.
+HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "damaged gzip": (
+        "is cut off or damaged",
+        lambda: (packed := gzip.compress(ONE * 99))[:15] + b"\xff" + packed[16:],
+    ),
+    "blanks": ("blanks in a row", lambda: gzip.compress(BEGIN + b" " * (1 << 28), 1)),
+    "lists": ("is cut off or no JSON", lambda: gzip.compress(BEGIN + b"[" + b"{}," * (3 << 20), 1)),
+    "deep": ("is cut off or no JSON", lambda: BEGIN + b"[" * 100_000),
+    "deep process": (
+        "has another clock",
+        in_one(b'"pid": 1', b'"pid": ' + b"[" * 900 + b"]" * 900),
+    ),
+    "exponent": ("is none of the profiler", in_one(b"5", b'"1e999990"')),
+    "small exponent": ("has another clock", in_one(b"5", b'"1e-999990"')),
+    "digits": ("5000 digits", in_one(b"5", b"9" * 5000)),
+    "fraction": ("is none of the profiler", in_one(b"5", b"5." + b"9" * 5000)),
+    "infinite": ("is none of the profiler", in_one(b"5", b"Infinity")),
+    "no number": ("is none of the profiler", in_one(b"5", b'"nan"')),
+    "long": ("is no time", in_one(b'"dur": 1', b'"dur": 9000000000000000')),
+    "memory": (
+        "nan bytes",
+        in_one(b'"X", "name": "a"', b'"i", "name": "[memory]", "args": {"Total Allocated": NaN}'),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_trace_costs_little(tmp_path, name):
+    path = tmp_path / "trace.json.gz"
+    says, content = HOSTILE[name]
+    path.write_bytes(content())
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    now = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (now + 400_000_000, limits[1]))
+    try:
+        with pytest.raises(CorruptError, match=f"trace.json.gz.*{says}"):
+            read_profiler(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize(

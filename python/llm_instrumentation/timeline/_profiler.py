@@ -11,7 +11,11 @@ import codecs
 import dataclasses
 import gzip
 import json
+import math
 import os
+import re
+import reprlib
+import zlib
 from array import array
 from collections.abc import Iterator
 from decimal import Decimal
@@ -26,7 +30,12 @@ from ._perfetto import Ints, PerfettoTrace, Track
 __all__ = ["ProfilerTrace", "read_profiler"]
 
 _CHUNK = 1 << 20  # bytes that are read at a time
-_MOST = 64 << 20  # characters of one event at most
+# A file of others may be hostile, and gzip makes a gigabyte of a megabyte.
+_MOST = 4 << 20  # characters of one event at most; as objects they take 30 times that
+_MOST_BLANKS = 1 << 20  # in a row
+_MOST_LABEL = 1000  # characters of the name of a process or thread
+_MOST_DIGITS = 40
+_END_NS = 1 << 62  # times are below, so a begin and a duration can be added in 64 bits
 _IN_1990_NS = 631_152_000_000_000_000
 _YEAR_2100_NS = 4_102_444_800_000_000_000
 _EVENTS = "traceEvents"
@@ -79,7 +88,7 @@ class ProfilerTrace:
         if phase == "M":
             for value in event.get("args", {}).values():
                 key = (event["name"], str(event.get("pid")), str(event.get("tid")))
-                self._labels[key] = str(value)
+                self._labels[key] = str(value)[:_MOST_LABEL]
         elif phase == "X":
             line = self._line(event)
             line.begins.append(_ns(event["ts"]))
@@ -106,8 +115,11 @@ class ProfilerTrace:
         device = int(its.get("Device Id", -1))
         name = "Allocated" if device < 0 else f"Allocated, device {device}"
         times, values = self._memory.setdefault(name, (array("q"), array("d")))
+        total = float(its["Total Allocated"])
+        if not math.isfinite(total):
+            raise ValueError(f"{total} bytes are allocated")
         times.append(_ns(event["ts"]))
-        values.append(float(its["Total Allocated"]))
+        values.append(total)
 
     def end(self, base: Any) -> None:
         """Finds the clock, when all events were added.
@@ -247,9 +259,14 @@ def read_profiler(path: str | os.PathLike[str]) -> ProfilerTrace:
                 _read(cast(BinaryIO, source), found)
     except FileNotFoundError as error:
         raise NotFoundError(f"{name}: there is no such file") from error
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise CorruptError(f"{name} is cut off or damaged: {error}") from error
     return found
+
+
+_NO_EVENT = (
+    KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 def _read(file: BinaryIO, found: ProfilerTrace) -> None:
@@ -270,10 +287,10 @@ def _read(file: BinaryIO, found: ProfilerTrace) -> None:
                 event = text.value()
                 try:
                     found.add(event)
-                except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                except _NO_EVENT as error:
                     raise CorruptError(
                         f"{found.path}: an event is none of the profiler: {error!r}: "
-                        f"{json.dumps(event)[:200]}"
+                        f"{reprlib.repr(event)}"
                     ) from error
                 if text.peek() == ",":
                     text.skip(",")
@@ -290,6 +307,9 @@ def _read(file: BinaryIO, found: ProfilerTrace) -> None:
     found.end(base)
 
 
+_NO_BLANK = re.compile(r"\S")
+
+
 class _Text:
     """A JSON text that is read from a file as it is needed."""
 
@@ -297,22 +317,27 @@ class _Text:
         self._file, self._path = file, path
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Fractions stay texts, because a float holds a time of today to 2 ns only.
-        self._json = json.JSONDecoder(parse_float=str)
+        self._json = json.JSONDecoder(parse_float=str, parse_int=_int)
         self._text, self._at, self._ended = "", 0, False
 
     def peek(self) -> str:
         """The next character that is no blank.
 
         Raises:
-            CorruptError: the text ends here.
+            CorruptError: the text ends here, or has more than 1 Mi blanks.
         """
+        blanks = 0
         while True:
-            while self._at < len(self._text):
-                if not (character := self._text[self._at]).isspace():
-                    return character
-                self._at += 1
+            begin = self._at
+            if found := _NO_BLANK.search(self._text, begin):
+                self._at = found.start()
+                return found.group()
+            self._at = len(self._text)
+            blanks += self._at - begin
             if self._ended:
                 raise CorruptError(f"{self._path} is cut off")
+            if blanks > _MOST_BLANKS:
+                raise CorruptError(f"{self._path} has more than {_MOST_BLANKS} blanks in a row")
             self._more()
 
     def skip(self, character: str) -> None:
@@ -329,7 +354,7 @@ class _Text:
         """The value that begins here.
 
         Raises:
-            CorruptError: it is none, or is longer than 64 Mi characters.
+            CorruptError: it is none, or is longer than 4 Mi characters.
         """
         self.peek()
         while True:
@@ -353,14 +378,37 @@ class _Text:
         self._at = 0
 
 
+def _int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
 def _ns(microseconds: Any) -> int:
-    """A time in microseconds, a number or the text of a fraction, in ns."""
+    """A time in microseconds, a number or the text of a fraction, in ns.
+
+    Raises:
+        ValueError: it is no time, or too large for one.
+    """
     if isinstance(microseconds, int):
-        return microseconds * 1000
-    whole, _, fraction = microseconds.partition(".")
-    if whole.isdecimal() and fraction.isdecimal():
-        return int(whole) * 1000 + int(f"{fraction}000"[:3])
-    try:  # a negative one, or with an exponent
-        return int(Decimal(microseconds) * 1000)
+        found = microseconds * 1000
+    elif len(microseconds) > _MOST_DIGITS:
+        raise ValueError(f"{microseconds[:_MOST_DIGITS]!r}... is no time")
+    else:
+        whole, _, fraction = microseconds.partition(".")
+        if whole.isdecimal() and fraction.isdecimal():
+            found = int(whole) * 1000 + int(f"{fraction}000"[:3])
+        else:
+            found = _unusual_ns(microseconds)
+    if not -_END_NS < found < _END_NS:
+        raise ValueError(f"{microseconds} is no time")
+    return found
+
+
+def _unusual_ns(microseconds: str) -> int:
+    """The same of a negative one, or of one with an exponent."""
+    try:
+        value = Decimal(microseconds) * 1000
+        return int(value) if value.adjusted() < _MOST_DIGITS else _END_NS
     except ArithmeticError:
         raise ValueError(f"{microseconds!r} is no time") from None
