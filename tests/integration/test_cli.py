@@ -627,6 +627,26 @@ def test_help_tells_commands_and_codes(strap, monkeypatch, program, prefix, code
         assert all(f"{one.value} {one.meaning}" in " ".join(out.split()) for one in codes)
 
 
+def all_commands(strap, monkeypatch):
+    """Of all commands the arguments that call them, and their help."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for prefix in ([], ["sae"], ["trace"]):
+        for command in commands(strap(*prefix, "--help")[1]):
+            if command not in ("probe", "sae", "trace"):
+                yield [*prefix, command], strap(*prefix, command, "--help")[1]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 90])
+def test_help_cuts_no_name_of_an_option(strap, monkeypatch, columns):
+    for arguments, wide in [*all_commands(strap, monkeypatch)]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for name in ("strap", "trace"):  # a new process
+            monkeypatch.delitem(sys.modules, f"llm_instrumentation.cli.{name}", raising=False)
+        narrow = strap(*arguments, "--help")[1]
+        assert "…" not in narrow, arguments
+        assert set(re.findall(r"--[a-z-]+", wide)) <= set(re.findall(r"--[a-z-]+", narrow))
+
+
 def test_trace_is_mrm_trace(strap, monkeypatch):
     config = ROOT / "examples" / "minimal.yaml"
     for arguments in (["plan", "--config", config], ["plan"], ["nosuch"], ["plan", "--json"]):
@@ -658,17 +678,27 @@ def test_the_page_has_the_exit_codes():
 
 
 def test_the_page_has_every_command_and_option(strap, monkeypatch):
+    text = PAGE.read_text()
+    for arguments, told in all_commands(strap, monkeypatch):
+        name = " ".join(["strap", *arguments])
+        section = re.search(rf"^### `{name}\b.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
+        assert section, name
+        options = set(re.findall(r"--[a-z-]+", told))
+        assert {one for one in options - {"--help"} if one not in section[0]} == set(), name
+
+
+def test_the_table_of_the_page_is_that_of_the_help(strap, monkeypatch):
+    """Each command is a link to its section, with the first line of its help."""
     monkeypatch.setenv("COLUMNS", "200")
     text = PAGE.read_text()
-    for prefix in ([], ["sae"], ["trace"]):
-        for command in commands(strap(*prefix, "--help")[1]):
-            name = " ".join(["strap", *prefix, command])
-            section = re.search(rf"^### `{name}\b.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
-            assert section, name
-            if command in ("probe", "sae", "trace"):
-                continue
-            options = set(re.findall(r"--[a-z-]+", strap(*prefix, command, "--help")[1]))
-            assert {one for one in options - {"--help"} if one not in section[0]} == set(), name
+    help_of = dict(re.findall(r"^│ ([a-z]+)  +(.*?) *│$", strap("--help")[1], re.MULTILINE))
+    rows = []
+    for name, says in help_of.items():
+        (section,) = re.findall(rf"^### `(strap {name}(?: [^`a-z]*)?)`$", text, re.MULTILINE)
+        anchor = re.sub(r"[^a-z -]", "", section.lower()).replace(" ", "-")
+        rows.append(f"| [`{name}`](#{anchor}) | {says} |")
+    table = "\n".join(["| command | does |", "| --- | --- |", *rows, ""])
+    assert table in text, f"the table is:\n{table}"
 
 
 def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):

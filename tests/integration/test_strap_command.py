@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -187,6 +188,9 @@ def test_top_once(kernel):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("switch/s") == done.stdout.count("requests/s") == 1
     assert "\x1b" not in done.stdout
+    told = json.loads(strap("top", "--once", "--interval", "0.2", "--json").stdout)
+    assert told["system"]["processes"]
+    assert told["block"]["interval_s"] > 0.1
 
 
 def test_user_without_privilege_gets_an_error():
@@ -220,7 +224,7 @@ def test_export(tmp_path):
 
 
 def test_salvage(tmp_path):
-    """`strap salvage` copies whole packets to a new stream, and replaces one only with --force."""
+    """`strap salvage` copies whole packets to a new stream, and replaces one only if asked."""
     packet = (1).to_bytes(2, "big") + (400).to_bytes(4, "big") + b"h" + bytes(range(200)) * 2
     path = tmp_path / "old.stream"
     path.write_bytes(packet * 9 + packet[:100])
@@ -234,6 +238,8 @@ def test_salvage(tmp_path):
     done = strap("salvage", path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "exists" in done.stderr
     assert strap("salvage", path, "--force").returncode == 0
+    told = json.loads(strap("salvage", path, "--overwrite", "--json").stdout)
+    assert (told["packets"], told["lost_bytes"], told["path"]) == (9, 100, str(new))
     assert strap("salvage", path, "--out", tmp_path / "b").returncode == 0
     assert (tmp_path / "b.index").exists()
 

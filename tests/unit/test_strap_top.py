@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 
 import pytest
@@ -156,6 +157,11 @@ def test_one_probe_alone_is_shown(monkeypatch, capsys):
     assert "processes are not watched: the kernel has no BTF" in said
     assert "vda:x:[b]" in said  # not read as emoji or markup
     assert "unseen_end 3" in said and "pid" not in said
+    top.run(0.01, [], "cpu", once=True, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["block"]["operations"][0]["device_name"] == "vda:x:[b]"
+    assert told["losses"]["unseen_end"] == 3 and told["system"] is None
+    assert told["missing"] == ["processes are not watched: the kernel has no BTF"]
 
 
 def test_no_probe_at_all_is_an_error(monkeypatch):

@@ -77,6 +77,7 @@ _Orders: TypeAlias = "dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 _ITERATED = 4096  # rows of a view that an iteration converts to Python numbers at a time
 _CONVERTED_BYTES = 4 << 20  # bytes that are decoded at a time and then converted to another type
+_TOLD = 5  # names in a message
 
 
 class UnknownActivationError(StrapError, KeyError):
@@ -442,12 +443,13 @@ class ActivationReader:
             return f"{message}: names are strings"
         for activation in self.missing:
             if activation.name == layer:
-                return f"{message}, see reader.missing: {activation.error}"
+                return f"{message}, as it is missing: {activation.error}"
         close = difflib.get_close_matches(layer, layers, n=5)
         close += [name for name in layers if layer and layer in name and name not in close]
         if close:
             return f"{message}. Did you mean {', '.join(map(repr, close[:5]))}?"
-        return f"{message}; reader.layers lists its {len(layers)} names"
+        more = f" and {len(layers) - _TOLD} more" if len(layers) > _TOLD else ""
+        return f"{message}. It has {', '.join(map(repr, layers[:_TOLD])) or 'none'}{more}"
 
     @staticmethod
     def salvage(

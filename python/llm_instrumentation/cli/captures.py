@@ -417,9 +417,12 @@ def verify(stream: Path, as_json: bool) -> int:
 # ---- salvage ----
 
 
-def salvage(stream: Path, target: Path | None, force: bool) -> None:
+def salvage(stream: Path, target: Path | None, overwrite: bool, as_json: bool) -> None:
     with progress("salvaging") as bar:
-        report = salvage_all(stream, target, force=force, progress=bar)
+        report = salvage_all(stream, target, force=overwrite, progress=bar)
+    if as_json:
+        print_json(report)
+        return
     print(
         f"{report.path}: {report.packets:,} packets, {report.bytes:,} bytes; {report.verified:,} "
         f"with the checksum of the index, {report.repaired:,} with a new header, "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import typer
 
@@ -13,7 +14,9 @@ from .._version import __version__
 from ..errors import StrapError
 from . import console
 
-__all__ = ["CommandError", "Program", "new_app"]
+__all__ = ["CommandError", "Program", "markup", "new_app"]
+
+_FRAMES = 80  # columns
 
 
 def _tell_version(context: typer.Context, asked: bool) -> None:
@@ -32,6 +35,11 @@ def _options(version: _Version = False) -> None:
     pass  # those of the program itself
 
 
+def markup() -> Literal["rich"] | None:
+    """How the help is written. In a narrow terminal frames would cut the names of options."""
+    return "rich" if shutil.get_terminal_size().columns >= _FRAMES else None
+
+
 def new_app(name: str, about: str, epilog: str) -> typer.Typer:
     """A program of typer with -h and --version."""
     app = typer.Typer(
@@ -40,6 +48,7 @@ def new_app(name: str, about: str, epilog: str) -> typer.Typer:
         epilog=epilog,
         context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
+        rich_markup_mode=markup(),
     )
     app.callback()(_options)
     return app

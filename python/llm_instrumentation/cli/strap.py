@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .exit_codes import ExitCode, TraceExitCode, epilog
 from .opening import opening
-from .program import Program, new_app
+from .program import Program, markup, new_app
 
 __all__ = ["STRAP", "TRACE", "app"]
 
@@ -279,12 +279,15 @@ def salvage(
         Path | None,
         typer.Option("--out", help="The new stream (default: NAME.salvaged.stream beside it)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", "--force", help="Replace an existing file.")
+    ] = False,
+    as_json: _Json = False,
 ) -> None:
     """Copy the intact packets of a damaged stream to a new one, and list what is lost."""
     from .captures import salvage as run
 
-    run(stream, out, force)
+    run(stream, out, overwrite, as_json)
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
@@ -504,6 +507,7 @@ def circuit(
 sae = typer.Typer(
     help="Train sparse autoencoders of SAELens on captures, evaluate and explain them.",
     epilog=_CODES,
+    rich_markup_mode=markup(),
 )
 app.add_typer(sae, name="sae", rich_help_panel=_CAPTURES)
 
@@ -554,7 +558,12 @@ def sae_train(
     ] = Order.POOL,
     lr: Annotated[float, typer.Option("--lr", help="The rate of learning.")] = 3e-4,
     normalize: Annotated[
-        Scale, typer.Option("--normalize", help="What the vectors are divided by.")
+        Scale,
+        typer.Option(
+            "--normalize",
+            help="Divides the vectors: none, expected_average_only_in.",
+            metavar="KIND",
+        ),
     ] = Scale.MEAN_NORM,
     bias: Annotated[
         FirstBias, typer.Option("--bias", help="The decoder's bias at the beginning.")
@@ -729,6 +738,9 @@ def top(
     ] = None,
     sort: Annotated[Sort, typer.Option("--sort", help="The order of the processes.")] = Sort.CPU,
     once: Annotated[bool, typer.Option("--once", help="Print one interval, then exit.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each interval, as a line.")
+    ] = False,
 ) -> None:
     """Show a live view of devices and processes; q or Ctrl-C ends it.
 
@@ -736,7 +748,7 @@ def top(
     """
     from ..probes.top import run
 
-    run(interval, device or [], sort.value, once)
+    run(interval, device or [], sort.value, once, as_json)
 
 
 @app.command(epilog=_CODES, rich_help_panel=_MACHINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import sys
@@ -33,7 +34,9 @@ _POLL_S = 0.25  # the longest time until a new size of the window is noticed
 _P = TypeVar("_P", bound=KernelProbe)
 
 
-def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> None:
+def run(
+    interval_s: float, devices: Sequence[str], sort: str, once: bool, as_json: bool = False
+) -> None:
     """Shows the live view until the user presses q or Ctrl-C, or SIGTERM comes.
 
     Args:
@@ -41,6 +44,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
         devices: disks or partitions to follow; all disks if empty.
         sort: the order of the processes: cpu, faults, off-cpu or io.
         once: print one interval as a plain table and return.
+        as_json: print each interval as a line with a JSON object, not as a table.
 
     Raises:
         InvalidArgumentError: the interval is out of its range.
@@ -53,7 +57,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
             f"--interval {interval_s:g}: give seconds above 0 and below 10^9"
         )
     console = Console(highlight=False, markup=False, emoji=False)
-    live = sys.stdout.isatty() and not console.is_dumb_terminal and not once
+    live = sys.stdout.isatty() and not console.is_dumb_terminal and not (once or as_json)
     with contextlib.ExitStack() as stack:
         watched = _Watched(stack, devices)
         view = View(interval_s, sort, watched.missing, keys=live and sys.stdin.isatty())
@@ -62,7 +66,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
             if live:
                 _live(console, view, watched)
             else:
-                _plain(console, view, watched, once)
+                _plain(console, view, watched, once, as_json)
 
 
 class _Watched:
@@ -158,6 +162,13 @@ class View:
     system: dict[str, Any] | None = None
     disk_bytes: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """What the screen shows, as JSON has it, and the snapshots whole."""
+        return {
+            "missing": list(self.missing), "block": self.block, "losses": self.losses,
+            "system": self.system, "disk_bytes": self.disk_bytes,
+        }  # fmt: skip
 
     def shown(self, console: Console, height: int | None) -> Group:
         """The content of the screen.
@@ -295,16 +306,20 @@ def _table(*columns: str) -> Table:
 # ---- terminal ----
 
 
-def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
+def _plain(console: Console, view: View, watched: _Watched, once: bool, as_json: bool) -> None:
     due = time.monotonic() + view.interval_s
     while True:
         time.sleep(max(due - time.monotonic(), 0))
         due = max(due + view.interval_s, time.monotonic())
         watched.into(view)
-        console.print(view.shown(console, None))
+        if as_json:
+            print(json.dumps(view.told()), flush=True)
+        else:
+            console.print(view.shown(console, None))
         if once:
             return
-        console.print()
+        if not as_json:
+            console.print()
 
 
 def _live(console: Console, view: View, watched: _Watched) -> None:
