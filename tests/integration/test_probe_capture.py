@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from llm_instrumentation import InstrumentationConfig, InstrumentationFramework
@@ -24,6 +25,7 @@ from llm_instrumentation.probes import (
     timeline,
 )
 from llm_instrumentation.probes.capture import PROBES, snapshot_path
+from llm_instrumentation.probes.correlation import _pressure
 from llm_instrumentation.probes.disks import disk_of
 from llm_instrumentation.probes.throttling import cpu_throttled_s
 
@@ -63,6 +65,9 @@ def test_a_timeline_has_the_capture_and_the_machine(tmp_path):
     figure = plot_timeline(table)
     assert [len(axes.patches) > 0 for axes in figure.axes][:2] == [True, True]
     figure.savefig(tmp_path / "timeline.png")
+    longer = table.iloc[[0] * 4].set_axis([1.0, 2.0, 3.0, 3.001])
+    longer.loc[3.001, ["interval_s", "disk_mb_s"]] = 0.001, 1e9
+    assert plot_timeline(longer).axes[0].get_ylim()[1] < 1e8  # its rate says little
     # The files have the format of the scripts, and can be analysed in the same way.
     (*_, block) = read_snapshots(snapshot_path(path, "block"))
     (*_, system) = read_snapshots(snapshot_path(path, "system"))
@@ -91,6 +96,23 @@ def test_the_command_tells_the_bottleneck_of_a_capture(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("privileged")
+@pytest.mark.parametrize(
+    ("seconds", "stalled_s", "shares"),
+    [
+        ([1.0, 1.0], [0.5, 0.25], [0.5, 0.25]),
+        ([0.5] * 5, [0, 0, 0, 1.8, 0], [0.9, 0.9, 0.9, 0.9, 0]),
+        ([0.5] * 6, [0, 0, 0, 0, 0, 1.0], [0, 0, 0.5, 0.5, 0.5, 0.5]),
+        ([0.5] * 4, [0.5, 0, 0.5, 0], [1, 0.5, 0.5, 0]),
+        ([0.25, 0.25], [1.9, 0], [1, 0]),  # most of it was before the capture
+        ([4.0, 4.0], [0, 4.0], [0, 1]),
+        ([0.5] * 3, [0, np.nan, 0.5], [0, np.nan, 1]),
+    ],
+)
+def test_pressure_is_of_the_intervals_that_the_kernel_counts_together(seconds, stalled_s, shares):
+    found = _pressure(np.array(stalled_s, float), np.array(seconds))
+    np.testing.assert_allclose(found, shares)
+
+
 def test_one_probe_is_enough(tmp_path):
     """A timeline of the system probe alone has no values for the disk."""
     path = tmp_path / "run.stream"

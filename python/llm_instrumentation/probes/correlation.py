@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from .._extras import extra
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_timeline", "timeline"]
 
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
+
 #: An interval has a bottleneck if the model waited for room for more than this share of it.
 _WAITED = 0.05
 #: The bottleneck is the disk if the writer slept in write calls for more than this share, else the
@@ -39,10 +42,9 @@ _COUNTERS = {
     "dropped": ("dropped", None),
 }
 _DISK = ["disk_mb_s", "disk_requests_s", "disk_mean_us", "disk_p99_us", "disk_in_flight"]
-_SYSTEM = [
-    "io_pressure", "memory_pressure", "cpu_pressure", "cpu_share", "runqueue_share",
-    "major_faults",
-]  # fmt: skip
+_PRESSURES = ["io_pressure", "memory_pressure", "cpu_pressure"]
+_SYSTEM = [*_PRESSURES, "cpu_share", "runqueue_share", "major_faults"]
+_PRESSURE_COUNTED_S = 2.0  # the kernel adds to its totals so often: PSI_FREQ in kernel/sched/psi.c
 
 
 def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
@@ -76,7 +78,8 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
         - ``disk_mb_s``, ``disk_requests_s``, ``disk_mean_us``, ``disk_p99_us``,
             ``disk_in_flight``: of the disk below the stream; of all disks if that disk is unknown.
         - ``io_pressure``, ``memory_pressure``, ``cpu_pressure``: share of the interval in which
-            some task waited for this resource.
+            some task waited for this resource. The kernel counts every 2 s, so shorter intervals
+            that it counted together have one share.
         - ``cpu_share``, ``runqueue_share``: number of CPUs that the capturing process used, and
             that it waited for.
         - ``major_faults``: of the capturing process, per second.
@@ -113,8 +116,36 @@ def _laid_over(stream: str | os.PathLike[str], lines: list[dict[str, Any]]) -> p
                 table[at] = [row[column] for column in columns]
                 free[at] = False
         frame[columns] = table
+    for column in _PRESSURES:
+        frame[column] = _pressure(frame[column].to_numpy(), frame["interval_s"].to_numpy())
     frame["bottleneck"] = _bottleneck(frame)
     return frame
+
+
+def _pressure(stalled_s: _Floats, seconds: _Floats) -> _Floats:
+    """The shares of intervals in which tasks waited.
+
+    A growth of the kernel's total is of the intervals since the growth before, of 2 s at most.
+
+    Args:
+        stalled_s: the growth in each interval, in seconds; NaN without a snapshot.
+        seconds: the lengths of the intervals.
+    """
+    shares = stalled_s * 0
+    first = 0
+    for at in np.flatnonzero(stalled_s > 0).tolist():
+        begin, covered = at, seconds[at]
+        while (
+            begin > first
+            and covered + seconds[begin - 1] <= _PRESSURE_COUNTED_S
+            and not np.isnan(stalled_s[begin - 1])
+        ):
+            begin -= 1
+            covered += seconds[begin]
+        # A growth in the first intervals is also of the time before them.
+        shares[begin : at + 1] = min(1.0, stalled_s[at] / covered)
+        first = at + 1
+    return shares
 
 
 def _bottleneck(frame: pd.DataFrame) -> list[str]:
@@ -178,14 +209,14 @@ def _system(snapshot: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, f
     seconds = snapshot["interval_s"]
     process = snapshot["processes"].get(str(line["pid"]), {})
 
-    def pressure(resource: str) -> float:
+    def stalled_s(resource: str) -> float:
         stalled = snapshot["stalled_us"].get(resource, {}).get("some")
-        return np.nan if stalled is None else stalled / 1e6 / seconds
+        return np.nan if stalled is None else stalled / 1e6
 
     return {
-        "io_pressure": pressure("io"),
-        "memory_pressure": pressure("memory"),
-        "cpu_pressure": pressure("cpu"),
+        "io_pressure": stalled_s("io"),
+        "memory_pressure": stalled_s("memory"),
+        "cpu_pressure": stalled_s("cpu"),
         "cpu_share": process.get("on_cpu_ns", 0) / 1e9 / seconds,
         "runqueue_share": process.get("runqueue_ns", 0) / 1e9 / seconds,
         "major_faults": process.get("major_faults", 0) / seconds,

@@ -122,6 +122,10 @@ def draw_timeline(table: pd.DataFrame) -> Figure:
     steps(rates, "file_mb_s", "stream written")
     steps(rates, "disk_mb_s", "disk, reads and writes")
     rates.set_ylabel("MB/s")
+    # The last interval may be a few milliseconds, in which a rate says little.
+    long = table["interval_s"] >= table["interval_s"].median() / 2
+    drawn = table.loc[long, ["captured_mb_s", "file_mb_s", "disk_mb_s"]].max().max()
+    rates.set_ylim(top=drawn * 1.05 if drawn > 0 else None)
     steps(waits, "stall_share", "model waits for room", 100)
     steps(waits, "write_share", "writer in write calls", 100)
     steps(waits, "write_blocked_share", "writer waits for the disk", 100)
