@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help demo examples sae circuit llama-cpp vllm check test test-long test-go test-abi test-python test-faults fuzz bench \
-	generate lib install wheel sdist fmt lint docs clean
+	generate lib install uninstall wheel sdist fmt lint docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -112,7 +112,12 @@ install: $(NATIVE) ## Install library, header, strap-probe and the like into DES
 		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfig.cmake'
 	sed 's|@VERSION@|$(VERSION)|' packaging/strapConfigVersion.cmake.in \
 		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfigVersion.cmake'
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/strap' packaging/valgrind.supp
 	$(if $(filter $(PROBE),$(NATIVE)),install -D -m 755 $(PROBE) '$(DESTDIR)$(PREFIX)/bin/strap-probe')
+
+uninstall: ## Remove what install put into DESTDIR/PREFIX
+	cd '$(DESTDIR)$(PREFIX)' && rm -f bin/strap-probe include/strap.h lib/libstrap.so lib/libstrap.so.1 \
+		lib/pkgconfig/strap.pc && rm -rf lib/cmake/strap share/doc/strap share/strap
 
 wheel: $(VENV)/.release ## Build a manylinux2014 wheel into dist/
 	tools=$$($(PY) packaging/toolchain.py env --portable) && eval "$$tools" && \

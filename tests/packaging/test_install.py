@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def test_every_file_is_in_its_place(prefix):
     assert installed == {
         "share/doc/strap/LICENSE",
         "share/doc/strap/THIRD_PARTY_NOTICES",
+        "share/strap/valgrind.supp",
         "bin/strap-probe",
         "include/strap.h",
         "lib/libstrap.so",
@@ -54,7 +56,42 @@ def test_a_program_builds_with_pkg_config(prefix, root, run, version, tmp_path):
     flags = run("pkg-config", "--cflags", "--libs", "strap", env=env).split()
     source = root / "examples" / "c" / "capture.c"
     run("cc", "-std=c11", source, "-o", tmp_path / "capture", *flags, "-lm")
-    assert run(tmp_path / "capture", cwd=tmp_path, env={"LD_LIBRARY_PATH": f"{prefix}/lib"})
+    assert run(tmp_path / "capture", cwd=tmp_path)
+    # Its symbols have the version of the ABI.
+    assert "strap_open@LIBSTRAP_1" in run("nm", "-D", tmp_path / "capture")
+
+
+def test_uninstall_removes_what_install_made(root, run, tmp_path):
+    mine = tmp_path / "lib" / "libmine.so"
+    mine.parent.mkdir()
+    mine.touch()
+    for command in ("install", "uninstall"):
+        run("make", "-C", root, command, f"VENV={sys.prefix}", f"PREFIX={tmp_path}")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="no valgrind")
+@pytest.mark.parametrize("mistake", [False, True])
+def test_valgrind_shows_mistakes_of_the_program_alone(prefix, root, run, tmp_path, mistake):
+    page = (root / "docs" / "howto" / "c-host.md").read_text()
+    source = page.split("```c\n")[1].split("```")[0]
+    if mistake:  # six values are put where five have room
+        source = "#include <stdlib.h>\n" + source.replace(
+            "float values[6] = {1, 2, 3, 4, 5, 6};",
+            "float *values = malloc(20);\n  for (int i = 0; i < 6; i++) values[i] = i;",
+        )
+    (tmp_path / "it.c").write_text(source)
+    program, library = tmp_path / "it", prefix / "lib"
+    run(
+        "cc", "-g", tmp_path / "it.c", "-o", program, f"-I{prefix}/include", f"-L{library}",
+        f"-Wl,-rpath,{library}", "-lstrap",
+    )  # fmt: skip
+    done = subprocess.run(
+        ["valgrind", "-q", f"--suppressions={prefix}/share/strap/valgrind.supp", program],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert ("Invalid write" in done.stderr) == mistake
+    assert mistake or done.stderr == ""
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
