@@ -83,9 +83,10 @@ test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
+# Most of these tests wait for a disk or for a child, so there are more of them than cores.
 test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	-$(PY) packaging/versitygw.py
-	$(TOOLS) && $(PYTEST) tests/faults
+	$(TOOLS) && $(PYTEST) tests/faults -n 4 --dist worksteal --durations=10
 
 fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each, and tell its rate
 	@$(TOOLS) && FUZZTIME=$(FUZZTIME) scripts/fuzz.sh

@@ -79,8 +79,8 @@ def test_nothing_that_a_checkpoint_covers_is_lost(tmp_path, start, long):
         path, codec = folder / "run.stream", ("none", "lz4", "zstd")[run % 3]
 
         child = start(capture, path, codec, None, False)
-        told = [child.told()]
-        time.sleep(chance.uniform(0, 0.8))
+        told = [child.told() for _ in range(chance.randint(1, 5))]
+        time.sleep(chance.uniform(0, 0.05))
         child.signal(signal.SIGKILL)
         told += child.all_told()
         assert child.join() == -signal.SIGKILL
@@ -113,7 +113,7 @@ def test_nothing_that_a_checkpoint_covers_is_lost(tmp_path, start, long):
             assert recorded == list(range(kept + 4))
         for file in folder.iterdir():
             file.unlink()
-    assert covering > 10
+    assert 10 < covering < 30 or long  # some kills come before the first checkpoint
 
 
 def checkpoint_covers(state):

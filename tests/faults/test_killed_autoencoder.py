@@ -31,7 +31,7 @@ def train(tell, folder, out):
         def counted():
             for batch in batches:
                 tell(("batch", self.step, batch["token_id"].tolist()))
-                time.sleep(0.005)
+                time.sleep(0.005)  # so that the kill comes soon after what was told
                 yield batch
 
         step(self, until, counted(), told)
@@ -61,8 +61,10 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path, start, long):
     chance, kills, ended = random.Random(0), 0, False
     while not ended:
         child = start(train, tmp_path, tmp_path / "killed")
-        told = [child.told()]
-        time.sleep(chance.uniform(0, 0.1 if long else 0.5))
+        told = []
+        until = chance.randrange(1, 20 if long else 60)  # of what it tells
+        while len(told) < until and told[-1:] != [("end",)]:
+            told.append(child.told())
         with contextlib.suppress(ProcessLookupError):  # it has ended
             child.signal(signal.SIGKILL)
         told += child.all_told()

@@ -52,7 +52,7 @@ def anonymous_kib(pid: int) -> int:
 @pytest.mark.parametrize("kind", ["block", "system"])
 def test_an_hour_of_snapshots_takes_no_more_memory_than_a_minute(kind, long, tmp_path):
     """By default the snapshots of an hour come in a short time, with --faults-long in an hour."""
-    interval = 5.0 if long else 0.04
+    interval = 5.0 if long else 0.02
     path = tmp_path / "lines.jsonl"
     command = [PROGRAM, kind, "--interval", interval, "--output", path, "--flush-every", "10"]
     running = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -760,3 +762,32 @@ def test_what_the_test_compares_with_is_what_the_model_computes(llama, ids, path
     handle.remove()
     for row, vectors in zip(found, seen[0], strict=True):
         assert torch.equal(table.weight[torch.tensor(row["token_ids"])], vectors)
+
+
+PROGRAM = """
+import sys, torch
+from llm_instrumentation import annotate, capture_activations
+
+class Model(torch.nn.Embedding):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids)
+
+model = Model(9, 4)
+mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
+with torch.no_grad(), capture_activations(model, sys.argv[1]), annotate(document=["one", None]):
+    model(torch.arange(6).reshape(2, 3), attention_mask=mask)
+print("pandas" in sys.modules)
+"""
+
+
+def test_a_capture_imports_no_pandas(tmp_path):
+    """It would take half a second, in which the model and the first checkpoint wait."""
+    path = tmp_path / "run.stream"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+    with ActivationReader(path) as reader:
+        rows = reader.rows("")
+        assert rows.column("token_id").tolist() == [0, 1, 2, 4, 5]
+        assert rows.column("document").tolist() == ["one"] * 3 + [None] * 2

@@ -166,7 +166,7 @@ class CallsFile:
         arrays = []
         for field in self._schema:
             if field.name in columns:
-                arrays.append(pa.array(columns[field.name], field.type))
+                arrays.append(_array(columns[field.name], field.type))
             else:
                 arrays.append(_list_array(lists[field.name], field.type))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -211,25 +211,60 @@ class CallsFile:
         self._end = at
 
 
+# `pa.array` imports pandas where it is installed, which takes half a second beside the model. So
+# these arrays are made of buffers.
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The cells of a column of numbers or texts; None is null."""
+    import pyarrow as pa
+
+    valid = np.array([value is not None for value in values], np.bool_)
+    if str(kind) != "string":
+        numbers = np.array([0 if value is None else value for value in values])
+        return _numbers(numbers, kind, valid)
+    texts = [b"" if value is None else value.encode() for value in values]
+    offsets = np.zeros(1 + len(texts), np.int32)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    buffers = [_bits(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(kind, len(texts), buffers)
+
+
 def _list_array(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
     rows = [np.full(part.rows, part.length if part.values is not None else 0) for part in parts]
-    null = [np.full(part.rows, part.values is None) for part in parts]
-    offsets = np.zeros(1 + sum(map(len, rows)), np.int32)
+    valid = np.concatenate([np.full(part.rows, part.values is not None) for part in parts])
+    offsets = np.zeros(1 + len(valid), np.int32)
     np.cumsum(np.concatenate(rows), out=offsets[1:])
     values = [part.values.reshape(-1) for part in parts if part.values is not None]
-    flat = np.concatenate(values) if values else np.empty(0)
-    cells = flat.astype(str(kind.value_type), copy=False)  # `to_pandas_dtype` may need pandas
-    if cells is not flat and (cells != flat).any():
-        beyond = flat[cells != flat][0]
-        raise InvalidArgumentError(f"{beyond} is beyond the {kind.value_type} of the calls file")
-    return pa.ListArray.from_arrays(
-        # A null offset makes the cell that begins there null.
-        pa.array(offsets, mask=np.append(np.concatenate(null), False)),
-        pa.array(cells, kind.value_type),
-        kind,
-    )
+    cells = _numbers(np.concatenate(values) if values else np.empty(0), kind.value_type)
+    buffers = [_bits(valid), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, len(valid), buffers, children=[cells])
+
+
+def _numbers(
+    values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    import pyarrow as pa
+
+    cells = values.astype(str(kind), copy=False)  # `to_pandas_dtype` may need pandas
+    if cells is not values and (cells != values).any():
+        beyond = values[cells != values][0]
+        raise InvalidArgumentError(f"{beyond} is beyond the {kind} of the calls file")
+    if cells.dtype == np.bool_:
+        cells = np.packbits(cells, bitorder="little")
+    data = pa.py_buffer(np.ascontiguousarray(cells))
+    return pa.Array.from_buffers(kind, len(values), [_bits(valid), data])
+
+
+def _bits(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    """The buffer that says which cells are not null; None: all."""
+    import pyarrow as pa
+
+    if valid is None or valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def is_calls_file(path: Path) -> bool:
