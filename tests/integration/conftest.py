@@ -155,3 +155,12 @@ def assert_captured() -> Any:
             assert same(stored, expected), name
 
     return check
+
+
+@pytest.fixture
+def plain_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of memory traces have no figures, but in tests that are marked with `figures`."""
+    if request.node.get_closest_marker("figures") is None:
+        for module in ("html", "sweep"):
+            name = f"llm_instrumentation.mrm.reporter.{module}._figures"
+            monkeypatch.setattr(name, lambda of: "")

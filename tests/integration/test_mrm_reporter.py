@@ -63,6 +63,8 @@ from llm_instrumentation.mrm.schema import ALL_COLUMNS, ARROW_SCHEMA, Kind, Regi
 from matplotlib.text import Text
 from synthetic_traces import make_trace, reference_distributions, reference_tables
 
+pytestmark = pytest.mark.usefixtures("plain_pages")
+
 DOCUMENTED_FILES = {
     "trace.parquet", "region_map.parquet", "kv_block_lifecycle.parquet", "metrics.csv",
     "metadata.json", "retention_histogram.png", "working_set.png", "write_once.png",
@@ -1013,6 +1015,7 @@ def test_a_report_tells_the_whole_run(finished):
     assert all(attributes["aria-label"] for attributes in drawn)
 
 
+@pytest.mark.figures
 def test_a_report_written_later_is_the_same(run_dir, tmp_path):
     at_export = (run_dir / "report.html").read_bytes()
     assert write_run_report(run_dir) == run_dir / "report.html"
@@ -1036,6 +1039,7 @@ def test_the_figures_of_a_report_follow_the_page(finished):
     assert "<text" in svg  # text has the page's font and can be searched for
 
 
+@pytest.mark.figures
 def test_every_name_is_escaped(tmp_path, trace, tables):
     words = {"weight": HOSTILE, "kv_cache": "</svg></style>", "runtime": "$\\frac{$"}
     renamed = {
@@ -1086,6 +1090,7 @@ def test_a_report_says_what_its_kind_of_trace_cannot_tell(tmp_path, tables, kind
     assert "This trace cannot tell: retention_summary." in text
 
 
+@pytest.mark.figures
 def test_a_report_has_no_figure_without_data(tmp_path, tables):
     trace = make_trace(kind=Kind.FIRST_TOUCHES, tokens=12)
     told = ("working_set_per_region", "working_set_summary")
@@ -1222,6 +1227,7 @@ def test_a_folder_without_runs_is_named(tmp_path):
     assert not (tmp_path / "reports").exists()
 
 
+@pytest.mark.figures
 def test_a_sweep_report_stands_alone(sweep_dir, tmp_path):
     path = write_sweep_report(sweep_dir, tmp_path / "out", formats=("png", "pdf"))
     assert path == tmp_path / "out" / "report.html"
@@ -1266,6 +1272,7 @@ def test_a_damaged_run_does_not_count(run_dir, tmp_path):
     assert "metrics.csv: its size is" in sweep.left_out[0].reason
 
 
+@pytest.mark.figures
 def test_names_in_a_sweep_are_escaped(tmp_path, trace, tables):
     name = "<b>&\"' run"
     ten = {name: tables[name] for name in reference_names()}

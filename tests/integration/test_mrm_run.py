@@ -39,6 +39,8 @@ from llm_instrumentation.mrm.runner import SweepListener, run_sweep
 from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
 from llm_instrumentation.mrm.schema import Kind, RunValidity, arrow_schema
 
+pytestmark = pytest.mark.usefixtures("plain_pages")
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
     "id": "tiny",
@@ -50,6 +52,7 @@ MODEL = {
         "vocab_size": 300,
     },
 }  # fmt: skip
+ALONE = {"baseline_duration_s": 0.2}
 FILES = {
     "trace.parquet", "region_map.parquet", "kv_block_lifecycle.parquet", "metrics.csv",
     "metadata.json", "manifest.json", "retention_histogram.png", "working_set.png",
@@ -64,7 +67,7 @@ def experiment(base: Path, **sections) -> dict:
         "sweep": {"context_lengths": [16], "output_tokens": [6]},
         "prompts": {"limit": 1},
         "collector": {"primary": "torch", "fallback": None, "fallback_2": None},
-        "telemetry": {"baseline_duration_s": 0.2},
+        "telemetry": ALONE | {"paired_untraced_run": False},  # it takes longer than all else
         "output": {"base_dir": str(base / "results")},
         **sections,
     }
@@ -102,7 +105,8 @@ def folders(base: Path) -> list[RunFolder]:
 def finished(tmp_path_factory):
     """The file of an experiment that ran once, the outcome that the command told, the folder."""
     base = tmp_path_factory.mktemp("finished")
-    path = written(base, sweep={"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]})
+    sweep = {"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]}
+    path = written(base, sweep=sweep, telemetry=ALONE)
     code, out, _ = command("run", "--config", path, "--json")
     assert code == ExitCode.OK
     told = json.loads(out)
