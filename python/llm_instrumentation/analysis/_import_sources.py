@@ -26,6 +26,7 @@ _LAYER_NAMES = "layers.{layer}"
 _IDS, _MASK = "input_ids", "attention_mask"  # the keys of dicts that are no layers
 _HIDDEN, _TOKENS = "hidden_states", "token_ids"
 _MOST_SHARED = 100  # the bytes of all tensors of a file, for each byte of the file
+_MOST_OF_NOTHING = 1 << 20  # the product of the dimensions that are not 0, if one is 0
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
 
 
@@ -118,7 +119,7 @@ def _vllm(path: Path, options: Options) -> Iterator[ImportedCall]:
         with parsing(path):
             states, ids = file.get_slice(_HIDDEN), file.get_tensor(_TOKENS)
             shape = states.get_shape()
-        if len(shape) != 3 or 0 in shape:  # a shape with 0 may claim any number of layers
+        if len(shape) != 3 or _claims_much(shape):
             raise InvalidArgumentError(
                 f"{path}: {_HIDDEN} has the shape {shape}, not [tokens, layers, width]"
             )
@@ -181,7 +182,8 @@ def _loaded(path: Path) -> Any:
 
     with open(path, "rb") as file:
         begins_as_zip = file.read(len(_ZIP)) == _ZIP
-    whole_zip = zipfile.is_zipfile(path)
+    with parsing(path):
+        whole_zip = zipfile.is_zipfile(path)
     if begins_as_zip and not whole_zip:
         raise CorruptError(f"{path} is cut off: the end of its archive is missing")
     with parsing(path, "is cut off or damaged, or no file of torch.save"):
@@ -217,13 +219,16 @@ def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
         if not isinstance(value, torch.Tensor):
             raise InvalidArgumentError(f"{where}: {key!r} is {_a(value)}, not a tensor")
         if value.layout != torch.strided or value.device.type != "cpu":
-            raise UnsupportedError(f"{where}: {key!r} is no dense tensor: save its to_dense()")
+            raise UnsupportedError(
+                f"{where}: {key!r} is a {value.layout} tensor on {value.device}: save its "
+                "to_dense(), on the CPU"
+            )
         if value.nbytes > value.untyped_storage().nbytes():
             raise UnsupportedError(
                 f"{where}: {key!r} has {value.nbytes} bytes and the file fewer of it, as after "
                 "expand(): save its clone()"
             )
-        if not value.numel():  # such a shape may claim any number of tokens
+        if _claims_much(value.shape):
             raise InvalidArgumentError(
                 f"{where}: {key!r} has no values: its shape is {list(value.shape)}"
             )
@@ -276,6 +281,11 @@ def _integers(where: object, key: str, tensor: torch.Tensor) -> npt.NDArray[np.i
         raise InvalidArgumentError(f"{where}: {key!r} has the type {tensor.dtype}, not integers")
     found: npt.NDArray[np.int64] = tensor.numpy().astype(np.int64)
     return found
+
+
+def _claims_much(shape: Sequence[int]) -> bool:
+    """Whether a shape without values claims many rows, tokens or layers."""
+    return 0 in shape and math.prod(filter(None, shape)) > _MOST_OF_NOTHING
 
 
 def _a(value: object) -> str:

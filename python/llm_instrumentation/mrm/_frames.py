@@ -148,7 +148,10 @@ def _of_files(
     def batches() -> Iterator[pa.RecordBatch]:
         before = 0  # row groups of the files before
         # The value of one file may not fit the type of another.
-        wrong = ("has files that differ in types", InvalidArgumentError)
+        wrong = (
+            "has rows that do not fit, because its files differ in types",
+            InvalidArgumentError,
+        )
         otherwise, kind = wrong if converts else ("is damaged", CorruptError)
         with parsing(path, otherwise, kind=kind):
             for file, own in zip(files, schemas, strict=True):

@@ -195,7 +195,7 @@ def _object(path: Path) -> dict[str, Any]:
 def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
     trace = metadata.get("trace")
     stated = trace.get("kind") if isinstance(trace, dict) else None
-    if stated in {kind.value for kind in Kind}:
+    if isinstance(stated, str) and stated in {kind.value for kind in Kind}:
         return Kind(stated)
     path = folder / TRACE
     if not path.exists():
