@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +28,7 @@ from llm_instrumentation import (
     InstrumentationFramework,
     capture_activations,
 )
+from llm_instrumentation._files import created_beside
 from llm_instrumentation.analysis import _summary
 from llm_instrumentation.analysis._feature_folder import FeatureFolder
 from llm_instrumentation.analysis._verify import verify
@@ -39,6 +41,10 @@ from llm_instrumentation.core.token_files import finished_state
 from llm_instrumentation.core.tokens import CheckpointFile, TokenTracker
 from llm_instrumentation.errors import StrapError
 from llm_instrumentation.mrm import compute_all, compute_in_tokens
+from llm_instrumentation.mrm.collector import TorchTracer
+from llm_instrumentation.mrm.collector.torch.recover import read_spool
+from llm_instrumentation.mrm.collector.torch.spool import SPOOL
+from llm_instrumentation.mrm.collector.write_sets import read_write_sets
 from llm_instrumentation.mrm.config import load_experiment, load_prompts
 from llm_instrumentation.mrm.config.schema import PromptsConfig
 from llm_instrumentation.mrm.events import read_events
@@ -48,6 +54,8 @@ from llm_instrumentation.mrm.reporter.metrics_csv import METRIC_COLUMNS, read_me
 from llm_instrumentation.mrm.reporter.run_data import load_metadata, load_tables
 from llm_instrumentation.mrm.runs import RunFolder
 from llm_instrumentation.probes import export_snapshots, read_snapshots
+from llm_instrumentation.probes.analysis import parse_trace
+from llm_instrumentation.probes.correlation import timeline as waits
 from llm_instrumentation.storage import _record
 from llm_instrumentation.storage._reader import _packets_of
 from llm_instrumentation.timeline import write_timeline
@@ -112,6 +120,17 @@ def _snapshot(window: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _counters(number: int) -> dict[str, Any]:
+    """A line of the counters of a capture."""
+    counts = (
+        "queued_bytes", "queued_packets", "memory_bytes", "stalls", "dropped", "file_bytes",
+        "raw_bytes", "stall_seconds", "yield_seconds", "write_seconds", "write_blocked_seconds",
+    )  # fmt: skip
+    stamp = {"timestamp": 1.7e9 + number, "monotonic_ns": number * 10**9, "interval_s": 1.0}
+    about = {"began_ns": 0, "pid": 7, "device_id": 7, "writer_cpu_s": 0.5, "cpu_throttled_s": None}
+    return {**stamp, **about, "counters": dict.fromkeys(counts, number)}
+
+
 def _make(folder: Path) -> None:
     """Writes the corpus."""
     model = _Embedding()
@@ -131,6 +150,8 @@ def _make(folder: Path) -> None:
     for name in ("block.jsonl", "a.stream.block.jsonl"):
         (folder / name).write_text("\n".join(lines) + "\n")
     export_snapshots(folder / "block.jsonl", folder / "block.parquet")
+    lines = [json.dumps(_counters(number)) for number in range(1, 4)]
+    (folder / "a.stream.capture.jsonl").write_text("\n".join(lines) + "\n")
     proof = {"size_bytes": 3, "sha256": "ab", "etag": None}
     record = {"upload_version": 1, "files": {"a": proof}, "complete": True}
     (folder / "upload.json").write_text(json.dumps(record))
@@ -164,6 +185,11 @@ def _make(folder: Path) -> None:
     sample = "python 12/13 [000] 1.000000001: mem-loads: 7f00 gemm+0x1 (/lib/x.so)\n"
     (folder / "perf.txt").write_text(sample * 20)
 
+    regions = np.zeros(3, np.dtype([(name, "<i8") for name in ("time", "pid", "start", "end")]))
+    regions["start"], regions["end"] = 4096, 3 * 4096
+    (folder / "write_sets.bin").write_bytes(regions.tobytes())
+    _spool(folder)
+
     (folder / "features").mkdir()
     feature = {
         "layer": "embed", "feature": 1, "fired": 2, "density": 0.5, "maximum": 1.0,
@@ -174,6 +200,17 @@ def _make(folder: Path) -> None:
     (folder / "table").mkdir()
     table = pa.Table.from_pylist([feature] * 3)
     pq.write_table(table, folder / "table" / "features.parquet")
+
+
+def _spool(folder: Path) -> None:
+    """Leaves a spool, as a killed process does."""
+    tracer, layer = TorchTracer(folder / "t.parquet"), torch.nn.Linear(4, 4)
+    with tracer.attach(layer), torch.no_grad():
+        layer(torch.ones(2, 4))
+    (spool,) = created_beside(folder / "t.parquet", SPOOL)
+    content = spool.read_bytes()
+    tracer.close()
+    (folder / "t.spool").write_bytes(content)
 
 
 # ---- how each is read -----------------------------------------------------------------------
@@ -241,6 +278,12 @@ def _traced(folder: Path) -> None:
     compute_in_tokens(folder / "mrm")
 
 
+def _write_sets(folder: Path) -> None:
+    for number, _ in enumerate(read_write_sets(folder / "write_sets.bin", "r", None)):
+        if number == 3:  # a record is a region of any size
+            return
+
+
 def _features(folder: Path) -> None:
     found = FeatureFolder(folder)
     places = range(len(found.columns()["feature"]))
@@ -265,6 +308,11 @@ CASES = [
     Case("a_tokens.json", _tokens),
     Case("a.stream.ckpt.json", _checkpoint),
     Case("a.stream.block.jsonl", _timeline),
+    Case("a.stream.capture.jsonl", _timeline),
+    Case("a.stream.capture.jsonl", lambda folder: waits(folder / "a.stream")),
+    Case("block.jsonl", lambda folder: parse_trace(read_snapshots(folder / "block.jsonl"))),
+    Case("t.spool", lambda folder: read_spool(folder / "t.spool", "r", None).read_all()),
+    Case("write_sets.bin", _write_sets),
     Case("run/manifest.json", _run),
     Case("run/rank-00000.json", _run),
     Case("scratch/manifest.json", _shuffled),

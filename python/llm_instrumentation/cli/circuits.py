@@ -129,13 +129,14 @@ def _read(path: Path, needed: Sequence[str]) -> dict[str, Sequence[str]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        with parsing(f"--pairs {path}, line {number}", "has no texts"):
+        place = f"--pairs {path}, line {number}"
+        with parsing(place, "is no JSON"):
             record = load_json(line)
-            if not isinstance(record, dict):
-                raise ValueError("it is no object")
-            for name in needed:
-                if not isinstance(record.get(name), str):
-                    raise ValueError(f"it has no text {name!r}")
+        if not isinstance(record, dict):
+            raise CorruptError(f"{place}: it is no object")
+        for name in needed:
+            if not isinstance(record.get(name), str):
+                raise CorruptError(f"{place}: it has no text {name!r}")
         records.append(record)
     if not records:
         raise CorruptError(f"--pairs {path} has no texts")

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ...._files import partial_beside, remove_leftovers
 from ...._parsing import parsing
+from ....errors import CorruptError
 from ...schema import Kind, arrow_schema
 from ..base import PhaseBoundaries
 from ..rows import OPS, Phases, Words, make_batch
@@ -28,6 +29,7 @@ __all__ = ["META_KEY", "about_trace", "read_trace", "trace_of", "write_trace"]
 META_KEY = b"mrm_torch_tracer"
 
 _BATCH_ROWS = 1 << 16
+_MOST_NAMES = 1 << 20
 
 
 def trace_of(
@@ -103,6 +105,8 @@ def _sum(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 def _by_number(names: Mapping[str, str]) -> list[str]:
     last = max(map(int, names), default=-1)
+    if last >= _MOST_NAMES:
+        raise CorruptError(f"there are not {last} operators and devices")
     return [names.get(str(number), "") for number in range(last + 1)]
 
 
