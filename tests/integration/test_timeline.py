@@ -609,10 +609,10 @@ def test_the_command_writes_a_timeline(stream, tmp_path, command):
 
 
 @pytest.mark.parametrize("tokens", ['{"a": 1}', '{"total_tokens": 1, "tokens": [[]]}', "[" * 9999])
-def test_a_damaged_token_file_is_a_damaged_capture(tokens, stream, tmp_path, command):
+def test_a_damaged_token_file_is_named(tokens, stream, tmp_path, command):
     (tmp_path / "run_tokens.json").write_text(tokens)
     code, _, told = command(stream, "-o", tmp_path / "run.pftrace")
-    assert code == 6 and "run_tokens.json is no token file" in told
+    assert code == 2 and "run_tokens.json is no token file" in told
 
 
 def test_tokens_without_texts_have_numbers(stream, tmp_path):

@@ -6,13 +6,10 @@ from pathlib import Path
 
 from .._native import capture_id_of
 from .._pages import units
-from ..core.token_files import TokenFileError
 from ..errors import CorruptError, InvalidArgumentError
 from ..timeline import write_timeline
 from .captures import damaged
 from .console import print_json, shown
-from .exit_codes import ExitCode
-from .program import CommandError
 
 __all__ = ["perfetto", "waits"]
 
@@ -23,8 +20,6 @@ def perfetto(
     """Writes a Perfetto trace."""
     try:
         found = write_timeline(stream, out, profiler=profiler, overwrite=overwrite)
-    except TokenFileError as error:
-        raise CommandError(ExitCode.DAMAGED, str(error)) from error
     except CorruptError as error:
         if f'"{stream}"' in str(error) and capture_id_of(stream) is not None:
             raise damaged(stream, error) from error
