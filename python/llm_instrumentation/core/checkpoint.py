@@ -38,7 +38,7 @@ VERSION = 1
 _UNUSABLE = "is not a usable checkpoint"
 _ANEW = ". Move it away to start anew, or capture to another path."
 _WAYS_OUT = (
-    "Remove the checkpoint to append to what stands there, start without resume_from_checkpoint "
+    "Remove the checkpoint to go on with what stands there, start without resume_from_checkpoint "
     "to replace it, or capture to another path."
 )
 

@@ -118,7 +118,7 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState:
     content, strangers = _find(output_path)
     output, size = os.fspath(output_path), os.path.getsize(output_path)
     way_out = (
-        "Move the file away to append to what stands there, or start without "
+        "Move the file away to go on with what stands there, or start without "
         "resume_from_checkpoint to replace both"
     )
     if content is None:
