@@ -671,7 +671,7 @@ def test_a_checkpoint_of_an_older_capture_at_the_path_is_refused(model, path, ch
     assert contents(path.parent) == before
     for told in (str(checkpoint), str(path), old["metadata"]["capture_id"], capture_id_of(path)):
         assert told in str(caught.value)
-    assert "Remove the checkpoint to append" in str(caught.value)
+    assert "Remove the checkpoint to go on" in str(caught.value)
 
 
 @pytest.mark.parametrize("interval", [0, -3])
