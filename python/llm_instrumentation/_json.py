@@ -11,11 +11,7 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["IrregularFileError", "load_json", "load_json_file", "plain", "to_json"]
-
-
-class IrregularFileError(ValueError):
-    """The path leads to a folder, a pipe or another thing that is no regular file."""
+__all__ = ["load_json", "load_json_file", "plain", "to_json"]
 
 
 def load_json(text: str | bytes) -> Any:
@@ -34,14 +30,14 @@ def load_json_file(path: str | os.PathLike[str]) -> Any:
     """Parses a JSON file. It does not wait for a pipe at the path.
 
     Raises:
-        IrregularFileError: (a ValueError) it is no regular file.
-        ValueError: the content is no JSON, or is nested too deep for Python.
+        ValueError: it is no regular file, or its content is no JSON, or is nested too deep for
+            Python.
         OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise IrregularFileError("it is no regular file")
+            raise ValueError("it is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
             return load_json(file.read())
     finally:

@@ -74,6 +74,16 @@ def test_a_directory_as_output(model, tmp_path):
         ActivationReader(tmp_path / "run.stream")
 
 
+@pytest.mark.parametrize("place", ["/proc/nothing/", "file/run/", "file/"])
+def test_a_run_folder_that_cannot_be_made(place, model, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StrapIOError, match="cannot make the run folder"):
+        capture(model, f"{tmp_path / place}/")
+    with pytest.raises(StrapIOError, match="cannot make the folder"):
+        with capture_activations(model, output_dir=f"{tmp_path / place}/"):
+            pass
+
+
 def test_a_file_where_a_folder_is_needed(model, tmp_path):
     (tmp_path / "file").touch()
     error = refused(model, tmp_path / "file" / "run.stream").value

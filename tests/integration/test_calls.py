@@ -27,7 +27,7 @@ from llm_instrumentation.core.calls import encoders_of
 from llm_instrumentation.core.calls_file import calls_path_for, read_calls
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.core.sequences import Sequences
-from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
 
@@ -791,3 +791,47 @@ def test_a_capture_imports_no_pandas(tmp_path):
         rows = reader.rows("")
         assert rows.column("token_id").tolist() == [0, 1, 2, 4, 5]
         assert rows.column("document").tolist() == ["one"] * 3 + [None] * 2
+
+
+# ---- files of others ------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedded(path: Path) -> Path:
+    """A capture of an embedding."""
+    model = nn.Embedding(100, 16)
+    with torch.no_grad(), capture_activations(model, path):
+        model(input=torch.ones(2, 7, dtype=torch.int64))
+    return path
+
+
+def rewritten(path: Path, change: Any, **options: Any) -> None:
+    """Writes the calls file again, with another table."""
+    calls = calls_path_for(path)
+    table = change(pa.ipc.open_stream(calls.read_bytes()).read_all())
+    with pa.ipc.new_stream(calls, table.schema, **options) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize(
+    "encoders", [b"[]", b"5", b'{"": 1}', b'{"": {"modules": [1]}}', b"[" * 9999]
+)
+def test_a_damaged_list_of_encoders_is_refused(encoders, embedded):
+    rewritten(
+        embedded,
+        lambda table: table.replace_schema_metadata(
+            {**table.schema.metadata, b"encoders": encoders}
+        ),
+    )
+    with ActivationReader(embedded) as reader:
+        with pytest.raises(CorruptError, match="has a damaged list of encoders"):
+            reader.rows("")
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_buffers_are_refused_before_they_take_memory(codec, embedded):
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    rewritten(embedded, lambda table: table, options=options)
+    with ActivationReader(embedded) as reader:
+        with pytest.raises(CorruptError, match=r"\.calls has compressed buffers of \d+ bytes"):
+            reader.rows("")

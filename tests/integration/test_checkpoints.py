@@ -385,6 +385,42 @@ def test_resuming_with_a_spoiled_token_file_is_refused(model, path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "unlisted"])
+def test_a_capture_killed_before_its_first_checkpoint_begins_anew(listed, model, path):
+    """Its tokens are unknown, so its packets would have the numbers of the new tokens."""
+    framework = instrumented(model)
+    with framework.capture_activations(path, track_per_token=True) as tracker:
+        generate(framework, tracker, 0, 8)
+    for tokens in path.parent.glob("*_tokens.json"):
+        tokens.unlink()
+    if not listed:  # the process was killed before the index had a row
+        index = path.with_name("run.stream.index")
+        schema = pa.ipc.open_stream(index.read_bytes()).schema
+        index.write_bytes(schema.serialize().to_pybytes())
+    before = path.read_bytes()
+    with pytest.warns(
+        RuntimeWarning, match=r"after a kill .*they move to .*run\.stream\.tail-1.*token 0"
+    ):
+        with framework.capture_activations(
+            path, track_per_token=True, resume_from_checkpoint=True
+        ) as tracker:
+            generate(framework, tracker, 0, 3)
+    assert path.with_name("run.stream.tail-1").read_bytes() == before
+    assert_steps(path, 3)
+
+
+def test_a_capture_without_tokens_is_kept_without_a_checkpoint(model, path):
+    framework = instrumented(model)
+    with framework.capture_activations(path):
+        model(torch.zeros(2, 5))
+    with framework.capture_activations(
+        path, track_per_token=True, resume_from_checkpoint=True
+    ) as tracker:
+        generate(framework, tracker, 0, 1)
+    with ActivationReader(path) as reader:
+        assert [a.token for a in reader["0"]] == [None, 0]
+
+
 def test_tokens_without_a_model(path):
     """Tokens are recorded, with a warning, also if no model is instrumented."""
     framework = InstrumentationFramework(InstrumentationConfig.balanced())
@@ -635,7 +671,7 @@ def test_a_checkpoint_of_an_older_capture_at_the_path_is_refused(model, path, ch
     assert contents(path.parent) == before
     for told in (str(checkpoint), str(path), old["metadata"]["capture_id"], capture_id_of(path)):
         assert told in str(caught.value)
-    assert "Remove the checkpoint to append" in str(caught.value)
+    assert "Remove the checkpoint to go on" in str(caught.value)
 
 
 @pytest.mark.parametrize("interval", [0, -3])

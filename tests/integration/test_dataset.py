@@ -23,7 +23,7 @@ from llm_instrumentation.analysis import dataset as module
 from llm_instrumentation.analysis._pool import PoolOrder
 from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
 from llm_instrumentation.core.capture import capture_activations
-from llm_instrumentation.errors import NoSpaceError, StrapIOError
+from llm_instrumentation.errors import InvalidArgumentError, NoSpaceError, StrapIOError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -262,6 +262,36 @@ def test_rows_on_disk_come_in_any_order_each_once(captures, tmp_path):
     assert {file.name for file in (tmp_path / "scratch").iterdir()} == {
         "lock", "manifest.json", "rows.bin"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dealt": 10**9},
+        {"dealt": -1},
+        {"dealt": 1.5},
+        {"dealt": float("inf")},
+        {"bucket_rows": [10**30]},
+        {"bucket_rows": [float("inf")]},
+        {"bucket_rows": "deep"},
+    ],
+    ids=str,
+)
+def test_a_damaged_manifest_of_rows_on_disk_is_refused(change, captures, tmp_path):
+    shuffled(captures, tmp_path / "s")
+    list(shuffled(captures, tmp_path / "s"))
+    path = tmp_path / "s" / "manifest.json"
+    text = json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(text.replace('"deep"', "[" * 100_000))
+    with pytest.raises(InvalidArgumentError, match=r"/s"):
+        list(shuffled(captures, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing/s", "file", "file/s"])
+def test_a_scratch_folder_that_cannot_be_made_is_named(place, captures, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StrapIOError, match=place):
+        list(shuffled(captures, tmp_path / place))
 
 
 def test_ranks_share_the_rows_on_disk(captures, tmp_path):

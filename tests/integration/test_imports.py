@@ -308,6 +308,33 @@ def test_a_part_of_a_torch_file_is_refused(source, out, new, left):
     assert os.listdir(out.parent) == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("tensors", "error", "message"),
+    [
+        ([{"x": torch.zeros(1).expand(1, 10**6, 10**6)}], UnsupportedError, r"save its clone\(\)"),
+        ([{"x": torch.zeros(1, 2, 3), "input_ids": torch.zeros(1).long().expand(1, 2)}],
+         UnsupportedError, r"'input_ids' has 16 bytes .*save its clone\(\)"),
+        ([{"x": torch.zeros(10**6, 10**6, 0)}], InvalidArgumentError, "'x' has no values"),
+        ([{"x": torch.zeros(1, 1000, 64)}] * 9999, UnsupportedError, r"share their memory: save"),
+        ([{"x": torch.zeros(10**6, 10**6, 1, device="meta")}], UnsupportedError, "on meta: save"),
+    ],
+    ids=["expanded", "ids", "nothing", "shared", "meta"],
+)  # fmt: skip
+def test_tensors_larger_than_their_file_are_refused(source, out, tensors, error, message):
+    """A small file would fill the disk."""
+    torch.save(tensors, source / "a.pt")
+    with pytest.raises(error, match=rf"a\.pt.*{message}"):
+        import_activations(source, out, format="torch")
+    assert os.listdir(out.parent) == ["source"]
+
+
+def test_shapes_of_vllm_without_values_are_refused(source, out):
+    save_file({"hidden_states": torch.zeros(0, 10**9, 8), "token_ids": torch.zeros(0)},
+              source / "a.safetensors")  # fmt: skip
+    with pytest.raises(InvalidArgumentError, match=r"a\.safetensors: hidden_states has the shape"):
+        import_activations(source, out, format="vllm")
+
+
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_tensors_that_a_stream_cannot_hold_are_named(source, out):
     torch.save({"x": torch.eye(3).to_sparse()}, source / "a.pt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -403,6 +404,15 @@ def recording(memray: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         time.sleep(0.5)
         del blocks
     return path
+
+
+def test_a_recording_with_a_damaged_name_is_refused(recording: Path, tmp_path: Path) -> None:
+    content = recording.read_bytes()
+    at = content.index(sys.argv[0].encode()[:8])
+    damaged = tmp_path / "damaged.bin"
+    damaged.write_bytes(content[:at] + b"\xd7" + content[at + 1 :])
+    with pytest.raises(CorruptError, match=r"damaged\.bin is no recording of memray, or a damaged"):
+        list(parse_memray(damaged, "run"))
 
 
 def test_an_allocation_is_a_store_and_a_release_a_load(recording: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from llm_instrumentation.errors import InvalidArgumentError
 from llm_instrumentation.mrm import compute_all, compute_in_tokens
 from llm_instrumentation.mrm.collector import TorchTracer
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind
@@ -115,3 +116,20 @@ def test_only_accesses_tell_how_long_a_position_is_read(tmp_path):
     found = compute_in_tokens(table.replace_schema_metadata(metadata))
     assert found["kv_positions"].empty
     assert not found["retention_tokens"].empty
+
+
+@pytest.mark.parametrize(
+    "times", [[0, 1, 2, -3], [0.0, 1.0, float("nan"), 2.0], [0, 1, None, 3], ["a"] * 4, [0.5] * 4]
+)
+def test_times_that_are_none_are_refused_as_by_compute_all(times):
+    trace = pa.table(
+        {
+            "run_id": ["r"] * 4, "sample_id": range(4), "timestamp_ns": times,
+            "address": [4096] * 4, "address_page": [1] * 4, "op_type": ["load"] * 4,
+            "region_type": ["weight"] * 4, "region_id": [1] * 4,
+            "token_index": [0, 0, 1, 1], "context_tokens": [3, 3, 4, 4],
+        }
+    )  # fmt: skip
+    for compute in (compute_all, compute_in_tokens):
+        with pytest.raises(InvalidArgumentError, match="column timestamp_ns"):
+            compute(trace)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -415,18 +416,56 @@ def damaged(folder: Path, how: str) -> str:
         content = bytearray(index.read_bytes())
         index.write_bytes(content + b"\0" * 8)
         return "rank-00001.stream.index is not the file that was written with its shard"
+    if how == "manifest":
+        manifest = folder / "manifest.json"
+        content = json.loads(manifest.read_text())
+        (shard,) = [one for one in content["shards"] if one["rank"] == 1]
+        shard["last_step"] += 1
+        manifest.write_text(json.dumps(content))
+        return "manifest and rank files differ in rank 1"
+    if how == "digest":
+        manifest = folder / "manifest.json"
+        (file, *_) = json.loads((folder / "rank-00001.json").read_text())["shards"][0]["files"]
+        manifest.write_text(manifest.read_text().replace(file["sha256"], "0" * 64))
+        return f"{file['path']} is not the file that was written with its shard"
     shutil.copy(stream, folder / "rank-00009.stream")
     return "neither manifest nor rank files list rank-00009.stream"
 
 
 @pytest.mark.parametrize(
-    "how", ["missing", "size", "bytes", "packet", "beside", "index", "strange"]
+    "how",
+    ["missing", "size", "bytes", "packet", "beside", "index", "manifest", "digest", "strange"],
 )
 def test_verify_names_the_file(folder, how):
     told = damaged(folder, how)
     code, output = strap("verify", folder)
     assert code == 6
     assert told in output
+
+
+@pytest.mark.parametrize("mesh", [{"names": 5, "shape": [2]}, {"names": None, "shape": "x"}])
+def test_a_mesh_without_names_and_sizes_is_refused(mesh, folder):
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mesh": mesh}))
+    code, output = strap("info", folder)
+    assert code == 6
+    assert 'manifest.json is not usable: "mesh" has the ' in output
+
+
+def test_many_ranks_and_hosts_are_read_in_seconds(folder):
+    """The run files are small, so that what they claim must not cost a minute."""
+    path, begun = folder / "manifest.json", time.monotonic()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "hosts": content["hosts"] * 20_000}))
+    assert "19,980 more" in strap("info", folder)[1]
+    path.unlink()
+    for rank in range(4):
+        file = folder / f"rank-{rank:05d}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "world_size": 100_000}))
+    assert "ranks       100,000" in strap("info", folder)[1]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "world_size": 100_001}))
+    assert "world_size" in strap("info", folder)[1]
+    assert time.monotonic() - begun < 30
 
 
 def test_times_of_several_hosts_are_not_compared(folder):

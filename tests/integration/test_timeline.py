@@ -662,6 +662,19 @@ def test_the_command_writes_a_timeline(stream, tmp_path, command):
     assert code == 0 and json.loads(told)["packets"] == 12
 
 
+@pytest.mark.parametrize("tokens", ['{"a": 1}', '{"total_tokens": 1, "tokens": [[]]}', "[" * 9999])
+def test_a_damaged_token_file_is_named(tokens, stream, tmp_path, command):
+    (tmp_path / "run_tokens.json").write_text(tokens)
+    code, _, told = command(stream, "-o", tmp_path / "run.pftrace")
+    assert code == 2 and "run_tokens.json is no token file" in told
+
+
+def test_tokens_without_texts_have_numbers(stream, tmp_path):
+    tokens = tmp_path / "run_tokens.json"
+    tokens.write_text(tokens.read_text().replace("token_text", "text"))
+    assert write_timeline(stream, tmp_path / "run.pftrace").tokens == 3
+
+
 def test_the_commands_mistakes_have_their_codes(stream, tmp_path, command):
     out = tmp_path / "run.pftrace"
     assert command(tmp_path / "other.stream", "-o", out)[0] == 5

@@ -312,6 +312,11 @@ def test_files_that_hold_no_graph(graph, tmp_path):
         kind = UnsupportedError if "version" in wrong[0] else CorruptError
         with pytest.raises(kind, match=message):
             load_graph(path)
+    record = json.loads(text)
+    for deep in ('{"a":' * 900 + "1" + "}" * 900, "[" * 100_000):
+        path.write_text(json.dumps({**record, "notes": "deep"}).replace('"deep"', deep))
+        with pytest.raises(CorruptError, match="graph.json "):
+            load_graph(path)
     with pytest.raises(InvalidArgumentError, match=r"graph.png: graphs are written as \.json"):
         save_graph(graph, tmp_path / "graph.png")
     with pytest.raises(InvalidArgumentError, match=r"graph.dot: graphs are read from \.json"):
@@ -330,7 +335,16 @@ def test_graphml_of_another_program(graph, tmp_path):
         '<edge source="m0" target="logits"><data key="w">0.5</data></edge></graph></graphml>'
     )
     assert load_graph(path).edges == (Edge("m0", "logits", effect=0.5),)
-    for text in ("<graphml", "<html/>", path.read_text().replace("directed", "undirected")):
+    notes = '<data key="n">' + "[" * 100_000 + "</data>"
+    key = '<key id="n" for="graph" attr.name="notes" attr.type="string"/><graph'
+    whole = path.read_text()
+    for text in (
+        "<graphml",
+        "<html/>",
+        '<?xml version="1.0" encoding="nope"?><graphml/>',
+        whole.replace("directed", "undirected"),
+        whole.replace("<graph ", f"{key} ").replace("<node", f"{notes}<node", 1),
+    ):
         path.write_text(text)
         with pytest.raises(CorruptError, match="holds no causal graph"):
             load_graph(path)

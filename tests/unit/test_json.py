@@ -13,10 +13,11 @@ from llm_instrumentation.core.tokens import (
     TokenFileError,
     load_token_metadata,
 )
-from llm_instrumentation.errors import CorruptError
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from llm_instrumentation.mrm.config import load_prompts
 from llm_instrumentation.mrm.config.schema import PromptsConfig
 from llm_instrumentation.mrm.events import read_events
+from llm_instrumentation.mrm.labeller import load_rules
 from llm_instrumentation.mrm.reporter.manifest import ManifestError, read_manifest
 from llm_instrumentation.mrm.reporter.run_data import load_metadata
 from llm_instrumentation.mrm.runs import RunFolder
@@ -39,11 +40,16 @@ DEEP = nested(200_000)
             lambda path: load_token_metadata(path.with_name("gen.stream")),
             TokenFileError,
         ),
+        ("rules.yaml", load_rules, InvalidArgumentError),
         ("manifest.json", lambda path: read_manifest(path.parent), ManifestError),
-        ("metadata.json", lambda path: load_metadata(path.parent), ValueError),
-        ("metadata.json", lambda path: RunFolder(path.parent).metadata(), ValueError),
-        ("events.jsonl", read_events, ValueError),
-        ("prompts.json", lambda path: load_prompts(PromptsConfig(source=str(path))), ValueError),
+        ("metadata.json", lambda path: load_metadata(path.parent), CorruptError),
+        ("metadata.json", lambda path: RunFolder(path.parent).metadata(), CorruptError),
+        ("events.jsonl", read_events, CorruptError),
+        (
+            "prompts.json",
+            lambda path: load_prompts(PromptsConfig(source=str(path))),
+            InvalidArgumentError,
+        ),
         ("block.jsonl", lambda path: list(read_snapshots(path)), CorruptError),
     ],
 )

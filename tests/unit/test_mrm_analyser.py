@@ -498,6 +498,14 @@ def test_truncated_files_are_corrupt(keep, tmp_path):
             compute_all(given)
 
 
+def test_a_column_name_that_is_no_utf8_is_corrupt(tmp_path):
+    path = tmp_path / "trace.parquet"
+    pq.write_table(table(), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"region_type", b"reg\xc2on_type"))
+    with pytest.raises(CorruptError, match=r"trace\.parquet is no whole Parquet file: .*utf-8"):
+        compute_all(path)
+
+
 def test_damaged_pages_are_corrupt(tmp_path):
     path = tmp_path / "trace.parquet"
     pq.write_table(table(), path)

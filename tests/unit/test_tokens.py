@@ -285,6 +285,12 @@ def test_a_checkpoint_of_release_1_3_1_resumes(tmp_path):
         ),
         ('{"version": 1, "tokens": [], "metadata": {"capture_id": 7}}', "7, not a text"),
         ('{"version": 1, "tokens": [], "metadata": {"start_time": "now"}}', "not a number"),
+        ('{"version": 1, "tokens": [], "metadata": {"start_time": 1e999}}', "not a number"),
+        (
+            '{"version": 1, "tokens": [{"token_index": 0, "token_id": 1, "token_text": "", '
+            '"generation": []}]}',
+            "no list of token records",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, text, reason):
@@ -453,7 +459,19 @@ def test_without_a_token_file_the_metadata_is_none(tmp_path):
     assert load_token_metadata(tmp_path / "gen.stream") is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"tokens": []}', '{"total_tokens": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"tokens": []}',
+        '{"total_tokens": 1}',
+        '{"total_tokens": 1, "tokens": [[]]}',
+        '{"total_tokens": 1, "tokens": [{"token_text": 3}]}',
+        '{"total_tokens": 1, "tokens": [{"token_id": 1e9}]}',
+        '{"total_tokens": 1, "tokens": [{"generation": "a"}]}',
+    ],
+)
 def test_a_damaged_token_file_is_refused_by_name(tmp_path, text):
     (tmp_path / "gen_tokens.json").write_text(text)
     with pytest.raises(TokenFileError, match=r"gen_tokens\.json is no"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .._json import load_json
+from .._parsing import parsing
 from ..core.calls_file import open_calls, read_calls
 from ..core.layouts import Layouts
 from ..errors import CorruptError
@@ -157,11 +158,8 @@ class Calls:
         self._rank = np.repeat(ranks, [its.num_rows for its in tables])
         self._kept = _kept([its for _, its in found if its is not None], tables, ranks)
         metadata = table.schema.metadata or {}
-        try:
-            self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
-        except ValueError:
-            message = f"the calls file of {path} has a damaged list of encoders"
-            raise CorruptError(message) from None
+        with parsing(f"the calls file of {path}", "has a damaged list of encoders"):
+            self.encoders = _encoders(load_json(metadata.get(b"encoders", b"{}")))
         self._layouts = _layouts(metadata)
         self._step = _numbers(table["step"])
         row = _numbers(table["row"])
@@ -237,7 +235,8 @@ class Calls:
         found = self._unread.get(side)
         if found is None:
             codes, distinct = _codes(self._table["inputs"])
-            given = [f"{side}attention_mask" in json.loads(text) for text in distinct]
+            with parsing(f"the calls file of {self._path}", "has a damaged list of inputs"):
+                given = [f"{side}attention_mask" in load_json(text) for text in distinct]
             found = self._unread[side] = np.array([*given, False])[codes]
             if found.any():  # a mask that could be read is there
                 found &= self.lists(f"{side}mask").lengths < 0
@@ -346,9 +345,24 @@ class Calls:
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
 
 
+def _encoders(found: Any) -> dict[str, dict[str, list[str]]]:
+    """
+    Raises:
+        ValueError: it does not have names of modules by model.
+    """
+    records = list(found.values()) if isinstance(found, dict) else [None]
+    for record in records:
+        lists = list(record.values()) if isinstance(record, dict) else [None]
+        if not all(
+            isinstance(one, list) and all(type(name) is str for name in one) for one in lists
+        ):
+            raise ValueError(f"{record!r} is no lists of names")
+    return dict(found)
+
+
 def _layouts(metadata: Mapping[bytes, bytes]) -> dict[str, Layouts]:
     try:
-        found = json.loads(metadata.get(b"layouts", b"{}"))
+        found = load_json(metadata.get(b"layouts", b"{}"))
     except ValueError:
         found = {}
     records = found.items() if isinstance(found, dict) else ()

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from .._json import load_json, load_json_file
-from ..errors import CorruptError, NotFoundError
+from .._parsing import parsing
+from ..errors import NotFoundError
 
 __all__ = ["FeatureFolder"]
 
@@ -55,11 +55,10 @@ class FeatureFolder:
         """
         about = self.path / "features.json"
         try:
-            return dict(load_json_file(about))
+            with parsing(about):
+                return dict(load_json_file(about))
         except FileNotFoundError:
             raise NotFoundError(f"{about} is missing: write the features again") from None
-        except (ValueError, TypeError) as error:
-            raise CorruptError(f"{about}: {error}") from error
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The number, density and maximum of each feature.
@@ -85,20 +84,16 @@ class _Table:
         import pyarrow.parquet as pq
 
         self._path = path
-        try:
+        with parsing(path):
             self._file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptError(f"{path}: {error}") from error
-        metadata = self._file.metadata
-        rows = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+            metadata = self._file.metadata
+            rows = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
         self._begins = np.cumsum([0, *rows])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        try:
+        with parsing(self._path):
             table = self._file.read(list(_COLUMNS))
-            return {name: np.array(table[name].to_pylist()) for name in _COLUMNS}
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise CorruptError(f"{self._path}: {error}") from error
+            return {name: _numbers(table[name].to_pylist()) for name in _COLUMNS}
 
     def records(self, places: Sequence[int]) -> list[dict[str, Any]]:
         """Decodes each group of rows once."""
@@ -107,11 +102,9 @@ class _Table:
         groups = np.searchsorted(self._begins, wanted, side="right") - 1
         for group in np.unique(groups).tolist():
             its = wanted[groups == group]
-            try:
+            with parsing(self._path):
                 table = self._file.read_row_group(group).take(its - self._begins[group])
-            except (pa.ArrowException, OSError) as error:
-                raise CorruptError(f"{self._path}: {error}") from error
-            found |= dict(zip(its.tolist(), table.to_pylist(), strict=True))
+                found |= dict(zip(its.tolist(), table.to_pylist(), strict=True))
         return [found[place] for place in places]
 
 
@@ -130,7 +123,8 @@ class _Lines:
                     found[name].append(record[name])
                 self._begins.append(at)
                 at += len(line)
-        return {name: np.array(values) for name, values in found.items()}
+        with parsing(self._path):
+            return {name: _numbers(values) for name, values in found.items()}
 
     def records(self, places: Sequence[int]) -> list[dict[str, Any]]:
         if not self._begins:
@@ -143,11 +137,20 @@ class _Lines:
         return found
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        try:
+        with parsing(self._path):
             record = dict(load_json(line))
             for name in _COLUMNS:
                 if not isinstance(record.get(name), (int, float)):
                     raise ValueError(f"{name!r} is no number in a line")
-        except (ValueError, TypeError) as error:
-            raise CorruptError(f"{self._path}: {error}") from error
         return record
+
+
+def _numbers(values: list[Any]) -> npt.NDArray[Any]:
+    """
+    Raises:
+        ValueError: a value is no number, or an integer of more than 64 bits.
+    """
+    numbers = np.array(values)
+    if numbers.dtype.kind not in "iuf":
+        raise ValueError(f"a column of features holds {numbers.dtype}")
+    return numbers

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._extras import extra
+from .._parsing import parsing
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 from .reader import ActivationReader
 
@@ -24,6 +25,8 @@ __all__ = ["FORMATS", "ImportedCall", "ImportedTokens", "Options", "files_of"]
 _LAYER_NAMES = "layers.{layer}"
 _IDS, _MASK = "input_ids", "attention_mask"  # the keys of dicts that are no layers
 _HIDDEN, _TOKENS = "hidden_states", "token_ids"
+_MOST_SHARED = 100  # the bytes of all tensors of a file, for each byte of the file
+_MOST_OF_NOTHING = 1 << 20  # the product of the dimensions that are not 0, if one is 0
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
 
 
@@ -104,20 +107,19 @@ def files_of(source: Path, format: str) -> list[Path]:  # noqa: A002 - the word 
 def _vllm(path: Path, options: Options) -> Iterator[ImportedCall]:
     """A file that vLLM wrote for a request: the states [token, layer, width] and its tokens."""
     with extra("export", "An import of safetensors"):
-        from safetensors import SafetensorError, safe_open
-    try:
+        from safetensors import safe_open
+    with parsing(path, "is no safetensors file, or a part of it"):
         file: Any = safe_open(path, "pt")
-    except SafetensorError as error:
-        raise CorruptError(f"{path} is no safetensors file, or a part of it: {error}") from error
     with file:
         if missing := {_HIDDEN, _TOKENS} - set(file.keys()):
             raise InvalidArgumentError(
                 f"{path} has no {' and no '.join(sorted(missing))}, it has "
                 f"{', '.join(sorted(file.keys())) or 'nothing'}"
             )
-        states, ids = file.get_slice(_HIDDEN), file.get_tensor(_TOKENS)
-        shape = states.get_shape()
-        if len(shape) != 3:
+        with parsing(path):
+            states, ids = file.get_slice(_HIDDEN), file.get_tensor(_TOKENS)
+            shape = states.get_shape()
+        if len(shape) != 3 or _claims_much(shape):
             raise InvalidArgumentError(
                 f"{path}: {_HIDDEN} has the shape {shape}, not [tokens, layers, width]"
             )
@@ -128,9 +130,16 @@ def _vllm(path: Path, options: Options) -> Iterator[ImportedCall]:
                 "tokens"
             )
         names = _names(path, layers, options.layer_names or _LAYER_NAMES)
-        tensors = ((name, states[:, number][None]) for number, name in enumerate(names))
+        tensors = _slices(path, states, names)
         tokens = ImportedTokens(1, length, _integers(path, _TOKENS, ids)[None])
         yield ImportedCall(path, path.stem, tensors, tokens, 1.0)
+
+
+def _slices(path: Path, states: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, name in enumerate(names):
+        with parsing(path):
+            tensor = states[:, number][None]
+        yield name, tensor
 
 
 def _names(path: Path, layers: int, given: str | Sequence[str]) -> list[str]:
@@ -155,9 +164,17 @@ def _torch(path: Path, options: Options) -> Iterator[ImportedCall]:
     """A file of torch.save: a dict of tensors by layer, or a list of such dicts."""
     loaded = _loaded(path)
     calls = loaded if isinstance(loaded, (list, tuple)) else [loaded]
+    held = 0
     for number, call in enumerate(calls):
         at = f"[{number}]" if calls is loaded else ""
-        yield _dict_call(path, at, call, (number + 1) / len(calls))
+        made = _dict_call(path, at, call, (number + 1) / len(calls))
+        held += sum(tensor.nbytes for tensor in call.values())
+        if held > _MOST_SHARED * path.stat().st_size:
+            raise UnsupportedError(
+                f"{path} is much smaller than its tensors, which share their memory: save a "
+                "clone() of each"
+            )
+        yield made
 
 
 def _loaded(path: Path) -> Any:
@@ -165,24 +182,22 @@ def _loaded(path: Path) -> Any:
 
     with open(path, "rb") as file:
         begins_as_zip = file.read(len(_ZIP)) == _ZIP
-    whole_zip = zipfile.is_zipfile(path)
+    with parsing(path):
+        whole_zip = zipfile.is_zipfile(path)
     if begins_as_zip and not whole_zip:
         raise CorruptError(f"{path} is cut off: the end of its archive is missing")
-    try:
-        # A pickle runs code of its author when it is loaded. With weights_only it is tensors alone.
-        # Only the archives that torch has written since 1.6 can be mapped into memory.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=whole_zip)
-    except pickle.UnpicklingError as error:
-        raise UnsupportedError(
-            f"{path} is no file of torch.save, or holds more than tensors in dicts and lists"
-            f"{_reason(error)}. Other objects would run code while they are loaded, so "
-            "they are refused. If you trust the file, load it with weights_only=False, and save "
-            "the tensors in a dict by layer"
-        ) from error
-    except (EOFError, RuntimeError, ValueError, LookupError) as error:
-        raise CorruptError(
-            f"{path} is cut off or damaged, or no file of torch.save: {error!r}"
-        ) from error
+    with parsing(path, "is cut off or damaged, or no file of torch.save"):
+        try:
+            # A pickle runs code of its author when it is loaded. With weights_only it is tensors
+            # alone. Only the archives that torch has written since 1.6 can be mapped into memory.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=whole_zip)
+        except pickle.UnpicklingError as error:
+            raise UnsupportedError(
+                f"{path} is no file of torch.save, or holds more than tensors in dicts and lists"
+                f"{_reason(error)}. Other objects would run code while they are loaded, so "
+                "they are refused. If you trust the file, load it with weights_only=False, and "
+                "save the tensors in a dict by layer"
+            ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -203,6 +218,20 @@ def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
             raise InvalidArgumentError(f"{where}: the key {key!r} is {_a(key)}, not a name")
         if not isinstance(value, torch.Tensor):
             raise InvalidArgumentError(f"{where}: {key!r} is {_a(value)}, not a tensor")
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise UnsupportedError(
+                f"{where}: {key!r} is a {value.layout} tensor on {value.device}: save its "
+                "to_dense(), on the CPU"
+            )
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise UnsupportedError(
+                f"{where}: {key!r} has {value.nbytes} bytes and the file fewer of it, as after "
+                "expand(): save its clone()"
+            )
+        if _claims_much(value.shape):
+            raise InvalidArgumentError(
+                f"{where}: {key!r} has no values: its shape is {list(value.shape)}"
+            )
     layers = {key: value for key, value in call.items() if key not in (_IDS, _MASK)}
     if not layers:
         raise InvalidArgumentError(f"{where}: no layer, only {', '.join(call) or 'an empty dict'}")
@@ -252,6 +281,11 @@ def _integers(where: object, key: str, tensor: torch.Tensor) -> npt.NDArray[np.i
         raise InvalidArgumentError(f"{where}: {key!r} has the type {tensor.dtype}, not integers")
     found: npt.NDArray[np.int64] = tensor.numpy().astype(np.int64)
     return found
+
+
+def _claims_much(shape: Sequence[int]) -> bool:
+    """Whether a shape without values claims many rows, tokens or layers."""
+    return 0 in shape and math.prod(filter(None, shape)) > _MOST_OF_NOTHING
 
 
 def _a(value: object) -> str:

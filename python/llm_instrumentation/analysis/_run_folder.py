@@ -93,6 +93,7 @@ class RunStreams:
         return [
             CallsOf(os.path.join(self._path, shard.path), shard.capture_id, shard.rank)
             for shard in self.run.shards
+            if shard.capture_id  # the others are not read
         ]
 
     def _open(self, shard: Shard) -> Reader | None:
@@ -178,11 +179,18 @@ class RunStreams:
         return {name: (self._folder.path / name).stat().st_size for name in names}
 
     def verify(self) -> str:
-        """Compares the files beside the streams with their checksums; "": all are right."""
-        return wrong_files(
+        """Compares the files beside the streams with their checksums; "": all are right.
+
+        It compares the rank files with the manifest too, because a reader uses one of them.
+        """
+        wrong = wrong_files(
             (self._folder.path / file.path, file)
             for shard in self.run.shards
             for file in shard.files
+        )
+        differing = map(str, self._folder.ranks_that_differ())
+        return "; ".join(
+            filter(None, [wrong, _listed(differing, "manifest and rank files differ in rank ")])
         )
 
 

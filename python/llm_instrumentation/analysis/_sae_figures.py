@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from .._extras import extra
+from .._parsing import parsing
 from ..errors import NotFoundError
 from ._sae_features import HISTOGRAM_EDGES, Feature
 from ._sae_folder import LOSSES
@@ -46,11 +47,14 @@ def plot_losses(path: str | os.PathLike[str]) -> Figure:
     file = Path(path) / LOSSES
     if not file.exists():
         raise NotFoundError(f"{path} has no losses: its training is not finished")
-    table = pq.read_table(file)
+    with parsing(file):
+        table = pq.read_table(file)
+        losses_of = {
+            layer: table[layer].to_numpy().astype("float64") for layer in table.column_names
+        }
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for layer in table.column_names:
-        losses = table[layer].to_numpy()
+    for layer, losses in losses_of.items():
         # Means of up to 500 groups, so that a long training is a line and no band.
         size = max(1, len(losses) // 500)
         means = losses[: len(losses) // size * size].reshape(-1, size).mean(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._extras import extra
 from .._json import load_json_file, to_json
+from .._parsing import parsing
 from ..errors import InvalidArgumentError, NotFoundError
 
 __all__ = [
@@ -39,9 +40,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         found: dict[str, Any] = load_json_file(folder / MANIFEST)
-        if found["kind"] == _OURS and isinstance(found["layers"], dict):
+        if found["kind"] == _OURS and all(type(name) is str for name in found["layers"].values()):
             return found
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     raise InvalidArgumentError(f"{folder / MANIFEST} does not describe a training")
 
@@ -56,13 +57,15 @@ def load_saes(path: str | os.PathLike[str], *, device: str = "cpu") -> dict[str,
     Raises:
         NotFoundError: the folder has no finished training and no autoencoder.
         InvalidArgumentError: its `_training.json` is none.
+        CorruptError: an autoencoder is damaged.
         MissingExtraError: SAELens is not installed.
     """
     with extra("sae", "A sparse autoencoder"):
         from sae_lens import SAE
     folder = Path(path)
     if (folder / "cfg.json").exists():
-        sae = SAE.load_from_disk(folder, device=device)
+        with parsing(folder, "holds no autoencoder that SAELens reads"):
+            sae = SAE.load_from_disk(folder, device=device)
         return {sae.cfg.metadata.hook_name or "": sae.eval()}
     if not (folder / MANIFEST).exists():
         unfinished = (folder / CHECKPOINTS).exists()
@@ -70,11 +73,11 @@ def load_saes(path: str | os.PathLike[str], *, device: str = "cpu") -> dict[str,
             f"{folder} has no autoencoders: "
             + ("its training is not finished, call it again" if unfinished else "train some first")
         )
-    layers = read_manifest(folder)["layers"]
-    return {
-        layer: SAE.load_from_disk(folder / name, device=device).eval()
-        for layer, name in layers.items()
-    }
+    loaded = {}
+    for layer, name in read_manifest(folder)["layers"].items():
+        with parsing(folder / name, "holds no autoencoder that SAELens reads"):
+            loaded[layer] = SAE.load_from_disk(folder / name, device=device).eval()
+    return loaded
 
 
 def one_sae(

@@ -22,8 +22,9 @@ import torch
 from .._extras import extra
 from .._files import partial_beside, remove_leftovers
 from .._json import load_json_file, to_json
+from .._parsing import parsing
 from ..core._atomic import sync_directory
-from ..errors import CorruptError, InvalidArgumentError, StrapError, UnsupportedError
+from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._elements import torch_dtype
 from ._export_formats import file_names
 from .dataset import ActivationDataset, StateError
@@ -343,7 +344,8 @@ class SAETraining:
         if not found:
             return False
         newest = found[-1]
-        with _damage(newest):
+        unusable = f"the checkpoint {newest}"
+        with parsing(unusable, "cannot be read", way_out=": remove it, or overwrite"):
             position = load_json_file(newest / _POSITION)
             version, settings = position["version"], dict(position["settings"])
             step, state, layers = position["step"], position["data"], position["layers"]
@@ -358,7 +360,7 @@ class SAETraining:
                     f"{value!r}; choose another folder, or overwrite"
                 )
         self.data.load_state_dict(state)
-        with _damage(newest):
+        with parsing(unusable, "cannot be read", way_out=": remove it, or overwrite"):
             kept = torch.load(newest / _STATE, weights_only=True)
             for layer, name in self.layers.items():
                 self.trainers[layer].load_trainer_state(newest / name)
@@ -422,18 +424,6 @@ def _checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     names = os.listdir(folder) if folder.is_dir() else []
     return [folder / name for name in sorted(filter(str.isdecimal, names), key=int)]
-
-
-@contextlib.contextmanager
-def _damage(checkpoint: Path) -> Iterator[None]:
-    try:
-        yield
-    except StrapError:
-        raise
-    except Exception as error:  # each of JSON, torch and safetensors has its own
-        raise CorruptError(
-            f"the checkpoint {checkpoint} cannot be read ({error}): remove it, or overwrite"
-        ) from error
 
 
 def _trainer_config(settings: TrainingSettings, rows: int, device: str) -> Any:

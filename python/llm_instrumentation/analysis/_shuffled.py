@@ -24,6 +24,8 @@ import numpy.typing as npt
 import torch
 
 from .._files import replacing
+from .._json import load_json_file
+from .._parsing import parsing
 from ..core._atomic import typed_errors
 from ..errors import InvalidArgumentError, NoSpaceError
 from ._direct_file import BLOCK, DirectFile
@@ -109,7 +111,8 @@ class ShuffledRows:
         self._buckets = max(1, math.ceil(rows * self.record_bytes / _BUCKET_BYTES))
         self._dealt = 0  # rows that are on disk
         self._counts: Ints = np.zeros(0, np.int64)  # rows of each bucket
-        self._check()
+        with typed_errors(f"cannot read {self._folder}"):
+            self._check()
 
     @property
     def path(self) -> Path:
@@ -130,14 +133,11 @@ class ShuffledRows:
                     f"{self._folder} has other files: give scratch= another folder"
                 )
             return
-        try:
-            found = json.loads(manifest.read_text())
-            counts, dealt = np.array(found.pop("bucket_rows"), np.int64), int(found.pop("dealt"))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"{manifest} is no manifest of shuffled rows: {error!r}"
-            ) from error
+        with parsing(manifest, "is no manifest of shuffled rows", kind=InvalidArgumentError):
+            found = load_json_file(manifest)
+            counts, dealt = np.array(found.pop("bucket_rows"), np.int64), found.pop("dealt")
         fits = counts.shape == (self._buckets,) and counts.sum() == self._rows
+        fits &= type(dealt) is int and 0 <= dealt <= self._rows
         if found != json.loads(json.dumps(self._manifest)) or not fits or counts.min() < 0:
             raise InvalidArgumentError(
                 f"{self._folder} has rows of another data set: remove it, or give scratch= another "
@@ -173,8 +173,12 @@ class ShuffledRows:
         Raises:
             NoSpaceError: (an OSError) the disk has no room for the rows.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / "lock", "w") as lock:
+        with typed_errors(f"cannot make the folder {self._folder}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        with (
+            typed_errors(f"cannot write to {self._folder}"),
+            open(self._folder / "lock", "w") as lock,
+        ):
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same rows
             self._check()
             if not len(self._counts):
@@ -182,8 +186,7 @@ class ShuffledRows:
                 self._save(0)
             if not self.complete:
                 self._make_room()
-                with typed_errors(f"cannot write to {self._folder}"):
-                    self._deal(windows, told)
+                self._deal(windows, told)
 
     def _windows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The windows of rows from `first`, the beginning of one, to `end`."""

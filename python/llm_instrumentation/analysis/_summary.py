@@ -213,10 +213,12 @@ def summary(reader: ActivationReader) -> CaptureSummary:
 
 def _seconds(times: Ints, ranks: Ints, hosts: Sequence[Clock]) -> float | None:
     """From the first time to the last. Those of several machines have nothing in common."""
-    of_hosts = [times[np.isin(ranks, host.ranks)] for host in hosts] or [times]
-    known = [its[its >= 0] for its in of_hosts]
-    spans = [int(its.max() - its.min()) / 1e9 for its in known if len(its)]
-    return max(spans, default=None)
+    host_of = {rank: number for number, host in enumerate(hosts) for rank in host.ranks}
+    distinct_ranks, places = np.unique(ranks[times >= 0], return_inverse=True)
+    numbers = [host_of.get(rank, -1) if hosts else 0 for rank in distinct_ranks.tolist()]
+    of, times = np.array(numbers, np.int64)[places], times[times >= 0]
+    known = [times[of == host] for host in set(numbers) - {-1}]
+    return max((int(its.max() - its.min()) / 1e9 for its in known), default=None)
 
 
 def _state(reader: ActivationReader) -> str:

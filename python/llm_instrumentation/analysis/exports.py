@@ -237,7 +237,7 @@ def _is_export(target: Path) -> bool:
     try:
         manifest = load_json_file(target / _MANIFEST)
         return manifest["kind"] == _OURS and there <= {_MANIFEST, *manifest["files"]}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError):
         return False
 
 

@@ -146,7 +146,7 @@ def _of_run(found: CaptureSummary) -> dict[str, str]:
     """What is told of a run folder alone."""
     page = {"ranks": f"{found.world_size:,}"}
     if found.mesh is not None:
-        names, sizes = found.mesh.get("names"), found.mesh.get("shape", ())
+        names, sizes = found.mesh["names"], found.mesh["shape"]
         axes = zip(names, sizes, strict=False) if names else ((None, size) for size in sizes)
         page["mesh"] = " x ".join(f"{name} {size}" if name else f"{size}" for name, size in axes)
     if any(shard.segment for shard in found.shards):
@@ -158,7 +158,9 @@ def _of_run(found: CaptureSummary) -> dict[str, str]:
     ):
         if state != "expired":
             page[state] = _ranks(list(dict.fromkeys((shard.rank, shard.reason) for shard in its)))
-    page["hosts"] = ", ".join(f"{shown(host.host)} ({len(host.ranks)})" for host in found.hosts)
+    hosts = [f"{shown(host.host)} ({len(host.ranks)})" for host in found.hosts[:_TOLD]]
+    more = len(found.hosts) - len(hosts)
+    page["hosts"] = ", ".join(hosts) + (f" and {more:,} more" if more else "")
     if len(found.hosts) > 1:
         page["clocks"] = "each host has its own: times of ranks on several hosts are not compared"
     return page

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._json import load_json
+from .._parsing import parsing
 from ..analysis.causal_graph import CausalGraph, Edge, save_graph
 from ..analysis.causal_graph._layout import MOST_EDGES
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
@@ -121,22 +122,21 @@ def _read(path: Path, needed: Sequence[str]) -> dict[str, Sequence[str]]:
         CorruptError: a line is something else, or lacks a text.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise NotFoundError(f"--pairs {path}: there is no such file") from None
     records = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = load_json(line.encode())
-            if not isinstance(record, dict):
-                raise ValueError("it is no object")
-            for name in needed:
-                if not isinstance(record.get(name), str):
-                    raise ValueError(f"it has no text {name!r}")
-        except ValueError as error:
-            raise CorruptError(f"--pairs {path}, line {number}: {error}") from error
+        place = f"--pairs {path}, line {number}"
+        with parsing(place, "is no JSON"):
+            record = load_json(line)
+        if not isinstance(record, dict):
+            raise CorruptError(f"{place}: it is no object")
+        for name in needed:
+            if not isinstance(record.get(name), str):
+                raise CorruptError(f"{place}: it has no text {name!r}")
         records.append(record)
     if not records:
         raise CorruptError(f"--pairs {path} has no texts")

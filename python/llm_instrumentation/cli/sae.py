@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._json import load_json
 from ..errors import InvalidArgumentError, NotFoundError
 from .console import out as terminal
 from .console import print_json, shown, table
@@ -240,7 +240,7 @@ def assignments(option: str, given: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise InvalidArgumentError(f"{option} {one!r}: give a field as k=32")
         try:
-            found[name] = json.loads(value)
+            found[name] = load_json(value)
         except ValueError:
             found[name] = value
     return found

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._arrow_stream import messages_of
 from .._files import partial_beside
 from ..errors import InvalidArgumentError, NoSpaceError, StrapIOError, UnsupportedError
 from ._atomic import sync_directory
@@ -322,6 +323,7 @@ def open_calls(
 
     Raises:
         UnsupportedError: a later version wrote the file.
+        CorruptError: a batch has compressed buffers.
     """
     import pyarrow as pa
 
@@ -329,11 +331,11 @@ def open_calls(
     try:
         if not is_calls_file(path) or path.stat().st_size == 0:
             return None
-        source = pa.OSFile(os.fspath(path))
-        reader = pa.ipc.open_stream(source)
-    except (OSError, pa.ArrowException):
+        messages = messages_of(pa.OSFile(os.fspath(path)), path, 0)
+        own = pa.ipc.read_schema(next(messages))
+    except (OSError, StopIteration, pa.ArrowException):
         return None
-    metadata = reader.schema.metadata or {}
+    metadata = own.metadata or {}
     if metadata.get(b"format") != _FORMAT:
         return None
     if metadata.get(b"version") not in _VERSIONS:
@@ -347,10 +349,10 @@ def open_calls(
     wanted = _schema()
     if metadata[b"version"] == b"1":
         wanted = wanted.remove(wanted.get_field_index("kept"))
-    if not reader.schema.equals(wanted):
+    if not own.equals(wanted):
         return None
     schema = _schema().with_metadata(metadata)
-    return schema, (_with_kept(batch, schema) for batch in _checked(reader))
+    return schema, (_with_kept(batch, schema) for batch in _checked(messages, own))
 
 
 def _with_kept(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -370,13 +372,13 @@ def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _checked(messages: Iterator[pa.Message], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The batches up to the first damaged one."""
     import pyarrow as pa
 
     while True:
         try:
-            batch = next(batches)
+            batch = pa.ipc.read_record_batch(next(messages), schema)
             batch.validate(full=True)  # pyarrow crashes on offsets that are damaged
         except (StopIteration, pa.ArrowException, OSError):
             return

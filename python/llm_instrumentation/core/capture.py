@@ -10,6 +10,7 @@ from datetime import datetime
 from torch import nn
 
 from .._warn import warn
+from ._atomic import typed_errors
 from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
 from .ranks import RANK, path_of_rank, this_rank
@@ -70,7 +71,8 @@ def capture_activations(
         config = InstrumentationConfig.balanced()
     reserved = output_path is None and auto_timestamp
     if output_path is None:
-        os.makedirs(output_dir, exist_ok=True)
+        with typed_errors(f"cannot make the folder {output_dir}"):
+            os.makedirs(output_dir, exist_ok=True)
         parts = [prefix] if prefix else []
         if include_metadata:
             parts += [_file_part(model_label(model)), preset or config.codec]
@@ -83,7 +85,8 @@ def capture_activations(
             suffix = os.sep
         output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + suffix)
         if reserved:
-            output_path = _new_place(output_path)
+            with typed_errors(f"cannot write to {output_dir}"):
+                output_path = _new_place(output_path)
     with contextlib.ExitStack() as capture:
         try:
             framework = InstrumentationFramework(config)

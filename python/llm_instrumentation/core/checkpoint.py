@@ -17,6 +17,7 @@ after a power loss.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -24,21 +25,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._json import IrregularFileError, load_json_file
+from .._json import load_json_file
 from .._native import capture_id_of
+from .._parsing import parsing
+from ..errors import CorruptError
 from ._atomic import remove_durably, replace_durably
 
 __all__ = ["CheckpointError", "CheckpointFile", "CheckpointState", "checkpoint_path_for"]
 
 VERSION = 1
 
+_UNUSABLE = "is not a usable checkpoint"
+_ANEW = ". Move it away to start anew, or capture to another path."
 _WAYS_OUT = (
-    "Remove the checkpoint to append to what stands there, start without resume_from_checkpoint "
+    "Remove the checkpoint to go on with what stands there, start without resume_from_checkpoint "
     "to replace it, or capture to another path."
 )
 
 
-class CheckpointError(ValueError):
+class CheckpointError(CorruptError):
     """A checkpoint file cannot be used; the message names its path and the fault."""
 
 
@@ -79,13 +84,11 @@ class CheckpointFile:
             OSError: the file cannot be read.
         """
         try:
-            content = load_json_file(self.path)
+            no_json = f"{_UNUSABLE}: no valid JSON"
+            with parsing(self.path, no_json, kind=CheckpointError, way_out=_ANEW):
+                content = load_json_file(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except IrregularFileError as error:
-            raise self._error("no regular file") from error
-        except ValueError as error:
-            raise self._error(f"no valid JSON ({error})") from error
         if not isinstance(content, dict):
             raise self._error(f"a JSON {type(content).__name__}, not an object")
         if content.get("version") != VERSION:
@@ -99,7 +102,7 @@ class CheckpointFile:
         if not isinstance(metadata, dict):
             raise self._error('"metadata" is no object')
         for name in ("start_time", "updated_at", "elapsed_seconds"):
-            if not isinstance(metadata.get(name, 0.0), (int, float)):
+            if not is_seconds(metadata.get(name, 0.0)):
                 raise self._error(f'"{name}" is {metadata[name]!r}, not a number')
         for name in ("stream_offset", "resume_count"):
             value = metadata.get(name)
@@ -163,10 +166,7 @@ class CheckpointFile:
         remove_durably(self.path)
 
     def _error(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} is not a usable checkpoint: {what}. "
-            "Move it away to start anew, or capture to another path."
-        )
+        return CheckpointError(f"{self.path} {_UNUSABLE}: {what}{_ANEW}")
 
 
 def dump_json(content: Any, indent: int | None = None) -> bytes:
@@ -184,8 +184,15 @@ def is_token(value: Any) -> bool:
         and _is_int(value.get("token_index"))
         and _is_int(value.get("token_id"))
         and isinstance(value.get("token_text"), str)
+        and _is_int(value.get("row", 0))
+        and _is_int(value.get("generation", 0))
     )
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value is an integer of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_seconds(value: Any) -> bool:
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))

@@ -15,7 +15,7 @@ from .._warn import warn
 from ..errors import NotFoundError
 from ..probes.capture import CaptureProbes
 from ._earlier import EarlierFiles
-from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
+from .checkpoint import CheckpointFile, checkpoint_path_for
 from .config import InstrumentationConfig
 from .labels import annotate
 from .ranks import path_of_rank
@@ -180,7 +180,7 @@ class InstrumentationFramework:
                     if state is not None:
                         file.check(state, path)
                     elif os.path.exists(path):
-                        state, had_ended = finished_state(path) or CheckpointState(), True
+                        state, had_ended = finished_state(path), True
                 elif earlier.taken is not None:
                     if checkpoint_interval_tokens is not None or checkpoint_path is not None:
                         raise earlier.taken

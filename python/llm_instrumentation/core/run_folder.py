@@ -149,7 +149,8 @@ class ShardFolder:
     def run(self) -> RunRecord | None:
         """The run in this folder; None if there is neither a manifest nor a rank file.
 
-        A rank file counts more than the manifest if its rank ended after the manifest was written.
+        A rank file counts more than the manifest if its rank had not ended when the manifest was
+        written. Of the other ranks the manifest counts: it is what an upload keeps.
 
         Raises:
             RunFolderError: a file is damaged, or the files are of several runs.
@@ -166,15 +167,30 @@ class ShardFolder:
                 )
         if manifest is None:
             return replace(joined_run(files, {}), finished=False)
-        unknown = {one.rank for one in manifest.shards if one.state in ("missing", "capturing")}
-        later = {
-            rank: one.shards
-            for rank, one in files.items()
-            if one.shards and (one.closed or rank in unknown)
-        }
+        unknown = _running_ranks(manifest)
+        later = {rank: files[rank].shards for rank in unknown & files.keys() if files[rank].shards}
         shards = [shard for shard in manifest.shards if shard.rank not in later]
         shards += [shard for its in later.values() for shard in its]
         return replace(manifest, shards=tuple(sorted(shards, key=place_of)))
+
+    def ranks_that_differ(self) -> list[int]:
+        """The ranks that had ended before the manifest, and whose rank file says something else.
+
+        Raises:
+            RunFolderError: a file is damaged.
+        """
+        manifest = self.manifest()
+        if manifest is None:
+            return []
+        told: dict[int, list[Shard]] = {}
+        for shard in manifest.shards:
+            told.setdefault(shard.rank, []).append(shard)
+        running = _running_ranks(manifest)
+        return [
+            rank
+            for rank, one in self.rank_files().items()
+            if rank not in running and one.closed and list(one.shards) != told.get(rank, [])
+        ]
 
     # ---- writing --------------------------------------------------------------
 
@@ -188,3 +204,8 @@ class ShardFolder:
         record = {"manifest_version": VERSION, **plain(run)}
         del record["finished"]
         replace_durably(self.manifest_path, dump_json(record, indent=1))
+
+
+def _running_ranks(manifest: RunRecord) -> set[int]:
+    """The ranks that had not ended when the manifest was written."""
+    return {one.rank for one in manifest.shards if one.state in ("missing", "capturing")}

@@ -34,7 +34,7 @@ from ..errors import (
     StrapTimeoutError,
     UnsupportedError,
 )
-from ._atomic import remove_durably
+from ._atomic import remove_durably, typed_errors
 from .config import InstrumentationConfig, LayerPattern
 from .ranks import RANK, path_of_rank, this_rank
 from .recorder import model_label
@@ -171,7 +171,8 @@ class _Member:
         self._writing = threading.Lock()  # of `_file`, which two threads replace
         self._recording: Recording | None = None
         self._lock = contextlib.ExitStack()
-        os.makedirs(folder.path, exist_ok=True)
+        with typed_errors(f"cannot make the run folder {folder.path}"):
+            os.makedirs(folder.path, exist_ok=True)
         earlier = folder.rank_file(self._rank) if resume else None
         run_id = self._agreed(secrets.token_hex(16) if earlier is None else earlier.run_id)
         if earlier is not None and (earlier.run_id, earlier.world_size) != (run_id, self._ranks):
@@ -237,16 +238,17 @@ class _Member:
     def _clear(self, stream: str) -> None:
         """Removes what the new shard does not replace; rank 0 also what no rank replaces."""
         folder = self._folder
-        for path in folder.files_of(self._rank):
-            shard = SHARD.match(path.name)
-            if path == folder.rank_path(self._rank) or (shard and shard[0] != stream):
-                path.unlink()
-        if self._rank == 0:
-            folder.manifest_path.unlink(missing_ok=True)
-            for rank in folder.ranks_there():
-                if rank >= self._ranks:
-                    for path in folder.files_of(rank):
-                        path.unlink()
+        with typed_errors(f"cannot remove the run in {folder.path}"):
+            for path in folder.files_of(self._rank):
+                shard = SHARD.match(path.name)
+                if path == folder.rank_path(self._rank) or (shard and shard[0] != stream):
+                    path.unlink()
+            if self._rank == 0:
+                folder.manifest_path.unlink(missing_ok=True)
+                for rank in folder.ranks_there():
+                    if rank >= self._ranks:
+                        for path in folder.files_of(rank):
+                            path.unlink()
 
     def opened(self, recording: Recording) -> None:
         """Tells the other ranks and readers the id of the stream that is open now."""
@@ -299,7 +301,8 @@ class _Member:
 
     def _write(self) -> None:
         """Replaces the rank file, and locks it until it is replaced again."""
-        self._folder.write_rank_file(self._file)
+        with typed_errors(f"cannot write to the run folder {self._folder.path}"):
+            self._folder.write_rank_file(self._file)
         self._lock.close()
         if self._file.closed:
             return

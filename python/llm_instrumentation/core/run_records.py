@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .._files import PARTIAL
-from .._json import IrregularFileError, load_json_file
+from .._json import load_json_file
+from .._parsing import parsing
 from ..errors import RunFolderError
 
 __all__ = [
@@ -40,7 +41,7 @@ SHARD = re.compile(r"(rank-(\d{5,9})(?:\.(\d{5,9}))?)\.(stream|archive)")
 _OF_RANK = re.compile(r"rank-(\d{5,9})[._].*")
 # Clocks of one machine whose time bases differ by more were set in between, or are of namespaces.
 _SAME_BASE_NS = 10**9
-_MOST_RANKS = 10**6
+_MOST_RANKS = 10**5  # each rank without a file is an entry of the run, so this bounds the memory
 
 #: The states of a shard. "capturing" stands in rank files, and in a manifest that did not wait.
 STATES = ("complete", "failed", "missing", "capturing", "expired")
@@ -190,13 +191,16 @@ def joined_run(files: Mapping[int, RankFile], reasons: Mapping[int, str]) -> Run
     """
     first = files[min(files)]
     shards = [shard for one in files.values() for shard in one.shards]
-    hosts: list[Clock] = []
+    hosts: list[tuple[Clock, list[int]]] = []  # and the ranks on each
+    of_boot: dict[tuple[str, str], list[tuple[Clock, list[int]]]] = {}
     for one in files.values():
-        at = next((n for n, host in enumerate(hosts) if host.shares(one.clock)), None)
-        if at is None:
-            hosts.append(one.clock)
+        near = of_boot.setdefault((one.clock.host, one.clock.boot_id), [])
+        at = next((ranks for clock, ranks in near if clock.shares(one.clock)), None)
+        if at is not None:
+            at.append(one.rank)
         else:
-            hosts[at] = replace(hosts[at], ranks=(*hosts[at].ranks, one.rank))
+            hosts.append((one.clock, [*one.clock.ranks]))
+            near.append(hosts[-1])
     seen = {shard.rank for shard in shards}
     for rank in range(first.world_size):
         if rank not in seen:
@@ -211,7 +215,7 @@ def joined_run(files: Mapping[int, RankFile], reasons: Mapping[int, str]) -> Run
         mesh=next((one.mesh for one in files.values() if one.mesh is not None), None),
         model=first.model,
         configuration=first.configuration,
-        hosts=tuple(hosts),
+        hosts=tuple(replace(clock, ranks=tuple(ranks)) for clock, ranks in hosts),
         shards=tuple(sorted(shards, key=place_of)),
     )
 
@@ -268,12 +272,13 @@ class _Fields:
 
 
 def _unusable(path: Path, what: str) -> RunFolderError:
-    way_out = (
-        "the rank files say the same: remove it to read the run by them"
-        if path.name == MANIFEST
-        else "move it away to read the other ranks"
-    )
-    return RunFolderError(f"{path} is not usable: {what}; {way_out}")
+    return RunFolderError(f"{path} is not usable: {what}; {_way_out(path)}")
+
+
+def _way_out(path: Path) -> str:
+    if path.name == MANIFEST:
+        return "the rank files say the same: remove it to read the run by them"
+    return "move it away to read the other ranks"
 
 
 def load_rank_file(path: Path) -> RankFile | None:
@@ -320,14 +325,12 @@ def load_manifest(path: Path) -> RunRecord | None:
 
 def _load(path: Path, version: str) -> Any:
     """The content of a file of this version; None if there is no file."""
+    no_json = "is not usable: no valid JSON"
     try:
-        content = load_json_file(path)
+        with parsing(path, no_json, kind=RunFolderError, way_out=f"; {_way_out(path)}"):
+            content = load_json_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except IrregularFileError as error:
-        raise _unusable(path, "it is no regular file") from error
-    except ValueError as error:
-        raise _unusable(path, f"no valid JSON ({error})") from error
     if not isinstance(content, dict) or version not in content:
         raise _unusable(path, f'it has no "{version}"')
     if content[version] != VERSION:
@@ -343,10 +346,23 @@ def _common(fields: _Fields) -> dict[str, Any]:
         "run_id": fields.of("run_id", str),
         "world_size": world,
         "created_at_utc": fields.of("created_at_utc", str),
-        "mesh": fields.of("mesh", dict, None),
+        "mesh": _mesh(fields.of("mesh", dict, None)),
         "model": fields.of("model", str),
         "configuration": fields.of("configuration", dict),
     }
+
+
+def _mesh(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    for name, kind in ("names", str), ("shape", int):
+        values = found.get(name)
+        nameless = name == "names" and values is None
+        if not nameless and not (
+            isinstance(values, list) and all(type(one) is kind for one in values)
+        ):
+            raise ValueError(f'"mesh" has the {name} {values!r}')
+    return {"names": found.get("names"), "shape": found["shape"]}
 
 
 def _clock(fields: _Fields) -> Clock:

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._json import IrregularFileError, load_json_file
-from .._native import capture_id_of
+from .._json import load_json_file
+from .._native import Reader, capture_id_of
+from .._parsing import parsing
 from .._warn import warn
+from ..errors import CorruptError, StrapError
 from ._atomic import link_or_copy, replace_whole
-from .checkpoint import CheckpointState, dump_json, is_token
+from .checkpoint import CheckpointState, dump_json, is_seconds, is_token
 
 __all__ = [
     "TokenFileError",
@@ -22,7 +24,10 @@ __all__ = [
 ]
 
 
-class TokenFileError(ValueError):
+_TOKEN = {"token_index": 0, "token_id": 0, "token_text": ""}
+
+
+class TokenFileError(CorruptError):
     """A token file cannot be read as one; the message names its path and what is wrong."""
 
 
@@ -99,11 +104,12 @@ def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] |
     return content
 
 
-def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | None:
-    """The state at the end of the capture at `output_path`, or None without a token file.
+def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState:
+    """The state at the end of the capture at `output_path`, which has no checkpoint.
 
-    A capture that ended has no checkpoint. Its token file serves instead, and all of its stream
-    is kept.
+    A capture that ended has a token file, and all of its stream is kept. Without a token file there
+    are no tokens. If packets have tokens all the same, the capture was killed before its first
+    checkpoint: the state then keeps nothing of the stream, because the new tokens begin with 0.
 
     Raises:
         TokenFileError: the file is damaged, is no token file, is of another capture, or covers more
@@ -112,7 +118,7 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
     content, strangers = _find(output_path)
     output, size = os.fspath(output_path), os.path.getsize(output_path)
     way_out = (
-        "Move the file away to append to what stands there, or start without "
+        "Move the file away to go on with what stands there, or start without "
         "resume_from_checkpoint to replace both"
     )
     if content is None:
@@ -122,7 +128,14 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
                     f"{path} has the tokens of capture {capture_id}, but {output} holds capture "
                     f"{capture_id_of(output_path)}. {way_out}"
                 )
-        return None
+        if not _may_have_tokens(output_path):
+            return CheckpointState()
+        warn(
+            f"{output} has packets of tokens, but no checkpoint and no token file, as after a kill "
+            f"before the first checkpoint: they move to {output}.tail-1 or the next free number, "
+            "and the capture begins with token 0"
+        )
+        return CheckpointState(stream_offset=0)
     covered = content.get("stream_bytes", 0)
     if isinstance(covered, int) and covered > size:
         raise TokenFileError(
@@ -130,7 +143,7 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
             f"there. {way_out}"
         )
     tokens, elapsed = content["tokens"], content.get("capture_duration_seconds", 0.0)
-    if not all(map(is_token, tokens)) or not isinstance(elapsed, (int, float)):
+    if not all(map(is_token, tokens)) or not is_seconds(elapsed):
         raise TokenFileError(
             f"the token file of {output} has records that are no tokens, so the "
             "capture cannot go on behind them. Move the file away to begin with token 0"
@@ -138,6 +151,17 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
     return CheckpointState(
         tokens, {"elapsed_seconds": elapsed}, capture_id=content.get("capture_id")
     )
+
+
+def _may_have_tokens(output_path: str | os.PathLike[str]) -> bool:
+    """Whether a packet led to a token, or may have: a killed capture had not listed the packet."""
+    try:
+        with Reader(output_path) as reader:
+            info, tokens = reader.info, reader.index("token").read_all()["token"]
+    except StrapError:  # opening the stream to resume raises a better error
+        return False
+    unlisted = info.scanned > 0 and capture_id_of(output_path) is not None
+    return not info.live and (unlisted or tokens.null_count < len(tokens))
 
 
 def check_token_places(output_path: str | os.PathLike[str]) -> None:
@@ -204,12 +228,8 @@ def _is_namesakes(capture_id: str, output_path: str | os.PathLike[str]) -> bool:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
+    with parsing(path, "is no token file", kind=TokenFileError):
         content = load_json_file(path)
-    except IrregularFileError as error:
-        raise TokenFileError(f"{path} is no token file: {error}") from error
-    except ValueError as error:
-        raise TokenFileError(f"{path} is no valid JSON: {error}") from error
     if (
         not isinstance(content, dict)
         or not isinstance(content.get("total_tokens"), int)
@@ -218,4 +238,10 @@ def _load(path: Path) -> dict[str, Any]:
         raise TokenFileError(f'{path} is no token file: it lacks "total_tokens" or "tokens"')
     if not isinstance(content.get("capture_id"), (str, type(None))):
         raise TokenFileError(f'{path}: "capture_id" is {content["capture_id"]!r}, not a text')
+    for number, record in enumerate(content["tokens"]):
+        # Files of other programs may lack fields, but what is there has its type.
+        if not isinstance(record, dict) or not is_token({**_TOKEN, **record}):
+            raise TokenFileError(
+                f'{path} is no token file: record {number} of "tokens" is no token'
+            )
     return content

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .._extras import extra
+from .._parsing import parsing
 from ..errors import CorruptError, InvalidArgumentError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 
@@ -146,7 +147,13 @@ def _of_files(
 
     def batches() -> Iterator[pa.RecordBatch]:
         before = 0  # row groups of the files before
-        try:
+        # The value of one file may not fit the type of another.
+        wrong = (
+            "has rows that do not fit, because its files differ in types",
+            InvalidArgumentError,
+        )
+        otherwise, kind = wrong if converts else ("is damaged", CorruptError)
+        with parsing(path, otherwise, kind=kind):
             for file, own in zip(files, schemas, strict=True):
                 with _open(file) as parquet:
                     groups = range(parquet.num_row_groups)
@@ -157,14 +164,6 @@ def _of_files(
                         _BATCH_ROWS, row_groups=groups, columns=own.names, use_threads=threads
                     ):
                         yield _fitted(batch, schema)
-        except (pa.ArrowInvalid, OSError) as error:
-            if _of_the_system(error):
-                raise
-            if converts:  # the value of one file may not fit the type of another
-                raise InvalidArgumentError(
-                    f"{path}, whose files differ in types: {error}"
-                ) from error
-            raise CorruptError(f"{path}: {error}") from error
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -184,18 +183,15 @@ def _open(file: Path) -> pq.ParquetFile:
 
 
 def _schema_of(file: Path, columns: Iterable[str] | None) -> pa.Schema:
-    try:
+    with parsing(file, "is no whole Parquet file"):
         with _open(file) as parquet:
             schema = parquet.schema_arrow
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        if _of_the_system(error):
-            raise
-        raise CorruptError(f"{file} is no whole Parquet file: {error}") from error
+        names = schema.names
     try:
-        _check_columns(schema.names)
+        _check_columns(names)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{file}: {error}") from error
-    return pa.schema([schema.field(name) for name in _kept(schema.names, columns)], schema.metadata)
+    return pa.schema([schema.field(name) for name in _kept(names, columns)], schema.metadata)
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -209,11 +205,6 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _of_the_system(error: Exception) -> bool:
-    """Whether the operating system raised the error, and not the content of the file."""
-    return isinstance(error, OSError) and error.errno is not None
 
 
 def _common(files: list[Path], schemas: list[pa.Schema]) -> pa.Schema:

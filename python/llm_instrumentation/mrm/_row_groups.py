@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .._parsing import parsing
 from ..errors import CorruptError
 from ._frames import parquet_files, reader_of
 
@@ -53,7 +54,7 @@ class RowGroups:
             length, footer = _footer(file)
             digest.update(length.to_bytes(8, "little") + footer)
             size += length
-            with pq.ParquetFile(file) as parquet:
+            with parsing(file, "is no whole Parquet file"), pq.ParquetFile(file) as parquet:
                 for group in range(parquet.num_row_groups):
                     rows.append(parquet.metadata.row_group(group).num_rows)
                     times += _times(parquet, group)

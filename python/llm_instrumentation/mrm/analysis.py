@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from .._parsing import parsing
 from ..errors import StrapError
 from .engines.base import phase_boundaries
 from .events import read_events
@@ -96,7 +97,8 @@ def _side_tables(folder: RunFolder, warn: Callable[[str], None]) -> tuple[Any, A
     """The region map and the KV lifecycle: from their files, or else from the trace's labels."""
     paths = [folder.path / f"{name}.parquet" for name in ("region_map", "kv_block_lifecycle")]
     if all(path.is_file() for path in paths):
-        return pq.read_table(paths[0]), pq.read_table(paths[1])
+        with parsing(folder.path, "has a damaged table"):
+            return pq.read_table(paths[0]), pq.read_table(paths[1])
     from .labeller import TraceLabeller
 
     labeller = TraceLabeller([])

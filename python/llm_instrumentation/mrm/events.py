@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from .._json import load_json
+from .._parsing import parsing
+from ..errors import CorruptError
 from .engines.base import PhaseEvent, PhaseRecord
 
 __all__ = ["EventLog", "read_events"]
@@ -39,18 +42,29 @@ def read_events(path: Path) -> list[PhaseRecord]:
     A last line that is no event is left out: the process was killed while it wrote the line.
 
     Raises:
-        ValueError: another line is no event; the message has its number.
+        CorruptError: (a ValueError) another line is no event; the message has its number.
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines()
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            found = load_json(line)
-            records.append(PhaseRecord(**{**found, "event": PhaseEvent(found["event"])}))
-        except (KeyError, TypeError, ValueError) as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{path}, line {number}: {error}") from error
+            with parsing(f"{path}, line {number}", "is no event"):
+                records.append(_record(load_json(line)))
+        except CorruptError:
+            if number < len(lines):
+                raise
     return records
+
+
+def _record(found: Any) -> PhaseRecord:
+    """
+    Raises:
+        Exception: the value is no event.
+    """
+    record = PhaseRecord(**{**found, "event": PhaseEvent(found["event"])})
+    times_are_ints = type(record.wall_ns) is int and type(record.mono_ns) is int
+    if not times_are_ints or not isinstance(record.metadata, dict):
+        raise ValueError(f"{found!r} has other types")
+    return record

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from .._extras import extra
 from .._files import write_text
 from .._json import to_json
+from .._parsing import parsing
 from ..errors import InvalidArgumentError
 from .config.schema import (
     AnalyserConfig,
@@ -280,7 +281,8 @@ def process_samples(folder: RunFolder) -> dict[str, Any]:
     path = folder.raw / "process_samples.csv"
     if not path.is_file() or not path.stat().st_size:
         return {}
-    samples = pd.read_csv(path)
+    with parsing(path, "is no table"):
+        samples = pd.read_csv(path)
     return {} if samples.empty else {"process_samples": samples}
 
 

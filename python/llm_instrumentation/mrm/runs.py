@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .._files import write_text
-from .._json import load_json
+from .._json import load_json_file
+from .._parsing import parsing
+from ..errors import CorruptError
 from .config.prompts import load_prompts
 from .config.schema import ExperimentConfig, RunConfig
 from .config.validators import generate_run_id
@@ -89,8 +91,9 @@ class RunFolder:
         marker = self.path / INCOMPLETE
         if marker.exists():
             try:
-                return RunMark(**load_json(marker.read_text(encoding="utf-8")))
-            except (TypeError, ValueError):
+                with parsing(marker):
+                    return RunMark(**load_json_file(marker))
+            except CorruptError:
                 return RunMark("damaged", f"{INCOMPLETE} cannot be read", self.run_id)
         differences = verify_manifest(self.path)
         if not differences:
@@ -101,17 +104,15 @@ class RunFolder:
         """The content of ``metadata.json``; empty if there is no such file.
 
         Raises:
-            ValueError: the file holds no JSON object.
+            CorruptError: (a ValueError) the file holds no JSON object.
         """
         path = self.path / METADATA
         if not path.exists():
             return {}
-        try:
-            found = load_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        with parsing(path, "is no JSON"):
+            found = load_json_file(path)
         if not isinstance(found, dict):
-            raise ValueError(f"{path}: no JSON object")
+            raise CorruptError(f"{path}: no JSON object")
         return found
 
 

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import CorruptError, InvalidArgumentError, StrapError
+from .._parsing import parsing
+from ..errors import InvalidArgumentError, StrapError
 from .schema import VERSION, VERSION_KEY
 
 __all__ = [
@@ -112,7 +113,6 @@ def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None
         CorruptError: the file is no Parquet file, or is damaged.
         SchemaVersionError: the file has another major version.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if schema_name not in CURRENT_VERSIONS:
@@ -121,17 +121,16 @@ def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None
         )
     if not Path(path).is_file():
         raise FileNotFoundError(f"{os.fspath(path)}: no such file")
-    try:
+    with parsing(path, "is no whole Parquet file"):
         schema = pq.read_schema(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptError(f"{os.fspath(path)} is no whole Parquet file: {error}") from error
+        names = schema.names
     version = (schema.metadata or {}).get(VERSION_KEY)
     if version is not None:
         try:
             assert_compatible(schema_name, version.decode(errors="replace"))
         except StrapError as error:
             raise type(error)(f"{os.fspath(path)}: {error}") from error
-    missing = validate_columns(schema_name, schema.names)
+    missing = validate_columns(schema_name, names)
     if missing:
         raise InvalidArgumentError(
             f"{os.fspath(path)} lacks the columns {', '.join(missing)} that a {schema_name} has"

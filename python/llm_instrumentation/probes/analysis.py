@@ -145,7 +145,7 @@ def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> BlockTrace:
             windows.append(_window(snapshot))
             for name, count in snapshot.get("losses", {}).items():
                 losses[name] = losses.get(name, 0) + _count(count)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"snapshot {number}: {_reason(error)}") from error
     windows.sort(key=lambda window: window.end)
     names = sorted({name for window in windows for name in (*window.counts, *window.depths)})
@@ -341,7 +341,7 @@ def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
             for name, by_pid in sums.items():
                 for pid, count in line[name].items():
                     by_pid[int(pid)] = by_pid.get(int(pid), 0) + _count(count)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"system metrics, line {number}: {_reason(error)}") from error
     rows.sort()
     pressures = len(_RESOURCES)

@@ -15,7 +15,8 @@ from .._extras import extra
 with extra("report", "A timeline"):
     import pandas as pd
 
-from ..errors import CorruptError, NotFoundError
+from .._parsing import parsing
+from ..errors import NotFoundError
 from .analysis import percentiles_us, slot_counts
 from .capture import CAPTURE, snapshot_path
 from .jsonl import read_snapshots
@@ -96,10 +97,8 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
     lines = list(read_snapshots(path))
     if not lines:
         raise NotFoundError(f"{path} holds no snapshot: the capture ended before its first")
-    try:
+    with parsing(path, "or a file beside it is none of a capture"):
         return _laid_over(stream, lines)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} or a file beside it is none of a capture: {error!r}") from error
 
 
 def _laid_over(stream: str | os.PathLike[str], lines: list[dict[str, Any]]) -> pd.DataFrame:

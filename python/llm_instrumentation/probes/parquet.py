@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .._files import replacing
+from .._parsing import parsing
 from ..errors import CorruptError, InvalidArgumentError
 from .analysis import bucket_slot
 from .kinds import described, kind_of
@@ -102,11 +103,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         CorruptError: the file is no Parquet, or another table.
     """
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise CorruptError(f"{path}: {' '.join(str(error).split())}") from error
-    with file:
+    with parsing(path, "is no whole table of snapshots"), pq.ParquetFile(path) as file:
         name = (file.schema_arrow.metadata or {}).get(_KIND, b"").decode()
         kind = next((kind for kind in _KINDS if kind.name == name), None)
         if kind is None:

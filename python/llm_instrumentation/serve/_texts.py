@@ -45,7 +45,8 @@ class Words:
         self._known: dict[int, str | None] = {-1: None}
         if tokenizer is None:
             for one in (reader.token_metadata or {}).get("tokens", ()):
-                self._known[one["token_id"]] = one["token_text"]
+                if "token_id" in one:
+                    self._known[one["token_id"]] = one.get("token_text")
 
     def decode(self, ids: list[int]) -> str | None:
         """The text of one id, or None; `ActivationReader.rows` calls it as a tokenizer's."""

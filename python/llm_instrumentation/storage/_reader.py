@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import datetime
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from .._arrow_stream import messages_of
 from .._native import DTYPE_SIZES, Packet, Reader
 from ..core._atomic import typed_errors
 from ..core.calls_file import calls_path_for
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteReader"]
 
+_BATCH_BYTES = 128 << 20  # of a batch of an index after decompression; docs/STREAM_FORMAT.md
 _PREFETCHED_BYTES = 8 << 20  # at a time, so that a reading does not wait for more
 
 
@@ -301,9 +304,12 @@ def _packets_of(index: Path) -> PacketTable | None:
     import pyarrow as pa
 
     try:
-        with pa.OSFile(str(index)) as file, pa.ipc.open_stream(file) as reader:
-            packets = _packets(reader.read_all())
-    except (OSError, pa.ArrowException, KeyError):
+        with pa.OSFile(str(index)) as file:
+            collections.deque(messages_of(file, index, _BATCH_BYTES), maxlen=0)
+            file.seek(0)
+            with pa.ipc.open_stream(file) as reader:
+                packets = _packets(reader.read_all())
+    except (OSError, CorruptError, pa.ArrowException, KeyError):
         return None
     there = packets.offset >= 0
     offset, length = packets.offset[there], packets.length[there]

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from .._json import load_json
+from .._parsing import parsing
 from ..errors import CorruptError, NotFoundError, UnsupportedError
 from ._bucket import Bucket
 from ._errors import CredentialsError, StorageError
@@ -83,13 +84,11 @@ def parse(content: bytes, name: str) -> Record:
         name: of the object, for messages.
     """
     way_out = "remove it, or upload the capture again"
-    try:
+    with parsing(name, "is no record of an upload", way_out=f": {way_out}"):
         found = load_json(content)
         version = found["upload_version"]
         files = {file: _proof(**proof) for file, proof in found["files"].items()}
         record = Record(files, bool(found["complete"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptError(f"{name} is no record of an upload: {error!r}: {way_out}") from None
     if version != _VERSION:
         raise UnsupportedError(
             f"{name} has version {version!r}, this version reads {_VERSION}: install a newer one"

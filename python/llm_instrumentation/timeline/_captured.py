@@ -235,6 +235,8 @@ def _texts(tokens: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     count = -1
     for token in tokens:
         count += token.get("row", 0) == 0
+        if "token_text" not in token:
+            continue
         text = repr(token["token_text"])
         texts[count] = f"{texts[count]}, {text}" if count in texts else text
     return texts

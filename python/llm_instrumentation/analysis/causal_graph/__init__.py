@@ -236,7 +236,7 @@ class CausalGraph:
             about["nodes"] = tuple(Node(**chosen(node, Node)) for node in record["nodes"])
             about["edges"] = tuple(Edge(**chosen(edge, Edge)) for edge in record.get("edges", ()))
             return cls(**about)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
             raise InvalidArgumentError(f"not the values of a causal graph: {error!r}") from error
 
     def to_networkx(self, *, merge: bool = False) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._files import write_text
 from ..._json import load_json_file, to_json
+from ..._parsing import parsing
 from ...core._atomic import typed_errors
 from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 
@@ -58,10 +59,8 @@ def load(path: Path) -> Mapping[str, Any]:
 
 
 def _load_json(path: Path) -> Mapping[str, Any]:
-    try:
+    with parsing(path, "is no JSON"):
         record = load_json_file(path)
-    except ValueError as error:
-        raise CorruptError(f"{path} is no JSON: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CorruptError(f'{path} holds no causal graph: it has no "format": "{FORMAT}"')
     if (version := record.get("version")) != VERSION:
@@ -75,10 +74,10 @@ def _load_json(path: Path) -> Mapping[str, Any]:
 def _load_graphml(path: Path) -> Mapping[str, Any]:
     from ._networkx import from_graphml
 
-    text = path.read_bytes()
     try:
-        return from_graphml(text)
-    except ValueError as error:
+        with parsing(path, "holds no causal graph"):
+            return from_graphml(path.read_bytes())
+    except InvalidArgumentError as error:
         raise CorruptError(f"{path} holds no causal graph: {error}") from error
 
 

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..._parsing import parsing
+from ...errors import InvalidArgumentError
 from .._frames import TraceLike, can_be_read_again, converter, reader_of
 from ..schema import Kind, OpType, RegionType, kind_of
 from .metrics import _analyse, _options
@@ -143,16 +145,19 @@ def _steps(trace: TraceLike) -> list[_Step]:
     if not {"token_index", "context_tokens"} <= set(reader.schema.names):
         return []
     for batch in reader:
-        token = _ints(batch.column("token_index"))
+        token = _ints(batch, "token_index")
         rows = np.flatnonzero(token >= 0)
         if not len(rows):
             continue
-        time = _ints(batch.column("timestamp_ns"))
+        time = _times(batch)
         rows = rows[np.argsort(time[rows], kind="stable")]
         token, time = token[rows], time[rows]
-        context = _ints(batch.column("context_tokens"))[rows]
-        reads = _is(batch.column("op_type"), OpType.LOAD.value)
-        reads = (reads & _is(batch.column("region_type"), RegionType.KV_CACHE.value))[rows]
+        context = _ints(batch, "context_tokens")[rows]
+        with parsing(
+            "the trace", "has op_type or region_type that is no text", kind=InvalidArgumentError
+        ):
+            reads = _is(batch.column("op_type"), OpType.LOAD.value)
+            reads = (reads & _is(batch.column("region_type"), RegionType.KV_CACHE.value))[rows]
         begins = np.flatnonzero(np.diff(token, prepend=token[0] - 1))
         for first, behind in zip(begins, [*begins[1:], len(token)], strict=True):
             step = _Step(int(time[first]), int(token[first]))
@@ -170,17 +175,35 @@ def _steps(trace: TraceLike) -> list[_Step]:
     return steps
 
 
-def _ints(column: pa.Array) -> npt.NDArray[np.int64]:
-    values: npt.NDArray[np.int64] = pc.fill_null(column.cast(pa.int64()), -1).to_numpy(
-        zero_copy_only=False
-    )
+def _times(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """
+    Raises:
+        InvalidArgumentError: a time is missing, negative, or no whole number.
+    """
+    times = _ints(batch, "timestamp_ns")
+    if len(wrong := times[times < 0]):
+        told = "a time is missing" if batch.column("timestamp_ns").null_count else f"{wrong[0]}"
+        raise InvalidArgumentError(f"column timestamp_ns: {told}: times are at least 0")
+    return times
+
+
+def _ints(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+    """A column as integers; null is -1."""
+    with parsing(f"column {name}", "does not hold integers", kind=InvalidArgumentError):
+        return _filled(batch.column(name).cast(pa.int64()))
+
+
+def _filled(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = pc.fill_null(column, -1).to_numpy(zero_copy_only=False)
     return values
 
 
 def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
     if pa.types.is_dictionary(column.type):
         words = _is(column.dictionary, word)
-        return np.append(words, False)[_ints(column.indices)]  # -1, a null, finds the False
+        return np.append(words, False)[
+            _filled(column.indices.cast(pa.int64()))
+        ]  # -1, a null, finds the False
     column = column.cast(pa.string())  # polars gives string views
     equal: npt.NDArray[np.bool_] = pc.fill_null(pc.equal(column, word), False).to_numpy(
         zero_copy_only=False
@@ -196,8 +219,7 @@ def _by_step(reader: pa.RecordBatchReader, steps: list[_Step]) -> pa.RecordBatch
         at = reader.schema.get_field_index("timestamp_ns")
         for batch in reader:
             columns = list(batch.columns)
-            times = np.asarray(columns[at].cast(pa.int64()))
-            numbers = np.searchsorted(starts, times, side="right")
+            numbers = np.searchsorted(starts, _times(batch), side="right")
             columns[at] = pa.array(numbers, pa.int64()).cast(reader.schema.field(at).type)
             yield pa.RecordBatch.from_arrays(columns, schema=reader.schema)
 

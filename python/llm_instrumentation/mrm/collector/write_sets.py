@@ -14,7 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ...errors import InvalidArgumentError, InvalidStateError, StrapError, StrapIOError
+from ...errors import (
+    CorruptError,
+    InvalidArgumentError,
+    InvalidStateError,
+    StrapError,
+    StrapIOError,
+)
 from ..schema import PAGE_BYTES, Kind, OpType, arrow_schema
 from .base import (
     TIME_KEY,
@@ -262,6 +268,8 @@ def _batches(
     first_id = 0
     for begin in range(0, len(records), _BATCH_ROWS):
         part = np.asarray(records[begin : begin + _BATCH_ROWS])
+        if (part["end"] < part["start"]).any() or (part["end"] >> np.uint64(57)).any():
+            raise CorruptError(f"{path} is damaged: a region is none of a process")
         pages = ((part["end"] - part["start"]) // np.uint64(PAGE_BYTES)).astype(np.int64)
         ends = np.cumsum(pages)
         for low in range(0, int(ends[-1]), _BATCH_ROWS):

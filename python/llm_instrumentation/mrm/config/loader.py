@@ -16,12 +16,13 @@ with extra("mrm", "An experiment file"):
     import yaml
     from pydantic import BaseModel, ValidationError
 
+from ...errors import InvalidArgumentError
 from .schema import ExperimentConfig
 
 __all__ = ["ConfigError", "load_experiment", "read_yaml"]
 
 
-class ConfigError(ValueError):
+class ConfigError(InvalidArgumentError):
     """An experiment file, or another YAML file, is not valid.
 
     Attributes:

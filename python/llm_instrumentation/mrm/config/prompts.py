@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._json import load_json
+from ...errors import InvalidArgumentError
 from .loader import read_yaml
 from .schema import PromptsConfig
 
@@ -43,8 +44,8 @@ def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
 
     Raises:
         FileNotFoundError, IsADirectoryError: ``prompts.source`` names no file.
-        ValueError: the file has another suffix or format, holds no prompts, or lacks one of the
-            wanted categories.
+        InvalidArgumentError: (a ValueError) the file has another suffix or format, holds no
+            prompts, or lacks one of the wanted categories.
     """
     config = config or PromptsConfig()
     if config.texts:
@@ -54,12 +55,14 @@ def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
     else:
         found = list(_from_file(Path(config.source)))
     if not found:
-        raise ValueError(f"prompts.source: {config.source!r} holds no prompts")
+        raise InvalidArgumentError(f"prompts.source: {config.source!r} holds no prompts")
     known = {prompt.category for prompt in found}
     for wanted in config.categories:
         if wanted not in known:
             names = ", ".join(sorted(name for name in known if name)) or "none"
-            raise ValueError(f"prompts.categories: {wanted!r} is none of the file's: {names}")
+            raise InvalidArgumentError(
+                f"prompts.categories: {wanted!r} is none of the file's: {names}"
+            )
     if config.categories:
         found = [prompt for prompt in found if prompt.category in config.categories]
     return found[: config.limit]
@@ -82,7 +85,7 @@ def _from_file(path: Path) -> Iterator[Prompt]:
     elif path.suffix == ".txt":
         yield from (Prompt(line.strip()) for line in _text(path).splitlines() if line.strip())
     else:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"prompts.source: {str(path)!r} is none of .txt, .jsonl, .json, .yaml, .yml"
         )
 
@@ -91,21 +94,23 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"prompts.source: {path}: byte {error.start} is no UTF-8 text") from None
+        raise InvalidArgumentError(
+            f"prompts.source: {path}: byte {error.start} is no UTF-8 text"
+        ) from None
 
 
 def _json(text: str, place: str) -> Any:
     try:
         return load_json(text)
     except ValueError as error:
-        raise ValueError(f"prompts.source: {place}: {error}") from None
+        raise InvalidArgumentError(f"prompts.source: {place}: {error}") from None
 
 
 def _from_tree(tree: Any, path: Path) -> Iterator[Prompt]:
     groups = tree.items() if isinstance(tree, dict) else [("", tree)]
     for category, items in groups:
         if not isinstance(items, list):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"prompts.source: {path}: {category or 'the file'} is no list of texts"
             )
         for item in items:
@@ -117,5 +122,5 @@ def _from_tree(tree: Any, path: Path) -> Iterator[Prompt]:
 
 def _from_object(item: Any, place: str, category: str = "") -> Prompt:
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
-        raise ValueError(f"prompts.source: {place}: {item!r} has no text under 'prompt'")
+        raise InvalidArgumentError(f"prompts.source: {place}: {item!r} has no text under 'prompt'")
     return Prompt(item["prompt"], str(item.get("category", category)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._extras import extra
+from ..._parsing import parsing
 from ...errors import InvalidArgumentError
 from ..schema import OpType, RegionType
 
@@ -123,10 +124,8 @@ def load_rules(path: str | os.PathLike[str]) -> list[SymbolRule]:
         import yaml
 
     file = Path(path)
-    try:
+    with parsing(file, "is no YAML", kind=InvalidArgumentError):
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"{file} is no YAML: {error}") from error
     if isinstance(given, dict):
         if unknown := sorted(map(str, given.keys() - {"rules"})):
             raise InvalidArgumentError(f"{file}: unknown keys {', '.join(unknown)}; give rules")

@@ -12,6 +12,7 @@ say which of the two the rows have.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import os
@@ -25,8 +26,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..._json import load_json
+from ..._json import load_json_file
 from ..._native import trace as native
+from ..._parsing import parsing
 from ...errors import CorruptError, InvalidArgumentError, MissingExtraError, NotFoundError
 from .._progress import progress_line
 from ..collector.base import TIME_KEY
@@ -128,7 +130,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         self.skipped = 0
         self._rows: Iterator[dict[str, Any]] | None = None
 
-        with self._open() as file:
+        with self._reading(), self._open() as file:
             about = file.metadata
         self._allocations: int = about.total_allocations
         if about.file_format.name != "ALL_ALLOCATIONS":
@@ -140,15 +142,16 @@ class MemrayTrace(Iterator[dict[str, Any]]):
                 f"{self._path} was recorded without native traces; record with "
                 "native_traces=True, or parse with native_traces=False"
             )
-        self._bounds = _snapshots(self._path, self._allocations)
+        with self._reading():
+            self._bounds = _snapshots(self._path, self._allocations)
         self._start_ns = _epoch_ns(about.start_time) + self._offset
         self.time = ORDER if self._bounds is None else LOWER_BOUND
 
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return parsing(self._path, "is no recording of memray, or a damaged one")
+
     def _open(self) -> Any:
-        try:
-            return self._memray.FileReader(os.fspath(self._path))
-        except OSError as error:
-            raise CorruptError(f"{self._path}: {error}") from error
+        return self._memray.FileReader(os.fspath(self._path))
 
     @property
     def schema(self) -> pa.Schema:
@@ -200,7 +203,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         bounds = iter(() if self._bounds is None else self._bounds)
         at, following = self._start_ns, next(bounds, None)
         columns, kept = _Columns(), 0
-        with self._open() as file:
+        with self._reading(), self._open() as file:
             for number, record in enumerate(file.get_allocation_records()):
                 while following is not None and following[0] <= number:
                     at, following = following[1] + self._offset, next(bounds, None)
@@ -323,10 +326,11 @@ def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
 
 def _clock_offset(path: Path) -> int:
     """The offset in the collector's .json file beside the recording, or 0."""
+    noted = path.with_suffix(".json")
     try:
-        noted = load_json(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return int(noted["clock_offset_ns"])
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        with parsing(noted):
+            return int(load_json_file(noted)["clock_offset_ns"])
+    except (FileNotFoundError, CorruptError):
         return 0
 
 

@@ -27,6 +27,7 @@ with extra("mrm", "An archive of runs"):
 from ..._files import partial_beside, remove_leftovers, replacing, sha256_file
 from ..._json import to_json
 from ..._pages import units
+from ..._parsing import parsing
 from ..runs import find_runs
 from ..schema import RunValidity
 from .manifest import MANIFEST, REPORT, ManifestError
@@ -243,9 +244,9 @@ def _write_traces(runs: Sequence[RunData], folder: Path) -> _Configuration:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
             configuration.paths[split] = f"data/trace/{split}/*.parquet"
-            file = pq.ParquetFile(source)
-            configuration.columns = file.schema_arrow.names
-            configuration.rows += file.metadata.num_rows
+            with parsing(source), pq.ParquetFile(source) as file:
+                configuration.columns = file.schema_arrow.names
+                configuration.rows += file.metadata.num_rows
     return configuration
 
 
@@ -296,13 +297,17 @@ def _write_together(
     split: str,
 ) -> None:
     """Joins one table of many runs in one file, reading one run's table at a time."""
-    schemas = [_plain(pq.read_schema(path)) for _, path in members]
+    schemas = []
+    for _, path in members:
+        with parsing(path, "is no whole Parquet file"):
+            schemas.append(_plain(pq.read_schema(path)))
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     schema = pa.schema([pa.field("run_id", pa.string()), *schema])
     target = _target(folder, configuration, split)
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for run, path in members:
-            table = pq.read_table(path)
+            with parsing(path):
+                table = pq.read_table(path)
             columns = [
                 pa.repeat(run.run_id, table.num_rows)
                 if name == "run_id"
@@ -318,7 +323,8 @@ def _write_together(
 
 def _has_rows(path: Path) -> bool:
     """Whether the file exists and has rows: ``datasets`` fails on files without rows."""
-    return path.exists() and pq.read_metadata(path).num_rows > 0
+    with parsing(path, "is no whole Parquet file"):
+        return path.exists() and pq.read_metadata(path).num_rows > 0
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

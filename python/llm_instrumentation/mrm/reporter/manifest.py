@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._files import PARTIAL, sha256_file, write_text
-from ..._json import load_json, to_json
+from ..._json import load_json_file, to_json
 from ...errors import CorruptError
 from ..schema_version import CURRENT_VERSIONS, is_compatible
 
@@ -123,7 +123,7 @@ def read_manifest(run_dir: Path | str) -> dict[str, Any]:
     """
     folder = Path(run_dir)
     try:
-        found = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = load_json_file(folder / MANIFEST)
         version = str(found["manifest_schema_version"])
         known = is_compatible("manifest", version)
         entries = [
@@ -131,7 +131,7 @@ def read_manifest(run_dir: Path | str) -> dict[str, Any]:
              "sha256": str(entry["sha256"])}
             for entry in found["files"]
         ]  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         broken = Difference(MANIFEST, "manifest", "a list of files", f"unreadable ({error!r})")
         raise ManifestError(folder, [broken]) from error
     if not known:

@@ -12,6 +12,8 @@ with extra("mrm", "metrics.csv"):
     import pandas as pd
 
 from ..._files import replacing
+from ..._parsing import parsing
+from ...errors import CorruptError
 from .tables import as_frames
 
 METRICS = "metrics.csv"
@@ -84,13 +86,14 @@ def read_metrics_csv(path: Path | str) -> pd.DataFrame:
     """Reads a file of :func:`write_metrics_csv`.
 
     Raises:
-        ValueError: columns of metrics.csv are missing; the message names them.
+        CorruptError: (a ValueError) it is no CSV, or lacks columns; the message names them.
     """
-    found = pd.read_csv(path, dtype={"region_type": "object", "suitability": "object"},
-                        keep_default_na=False, na_values=[""])  # fmt: skip
+    with parsing(path, "is no table"):
+        found = pd.read_csv(path, dtype={"region_type": "object", "suitability": "object"},
+                            keep_default_na=False, na_values=[""])  # fmt: skip
     missing = [name for name in METRIC_COLUMNS if name not in found.columns]
     if missing:
-        raise ValueError(f"{path} lacks the columns {', '.join(missing)}")
+        raise CorruptError(f"{path} lacks the columns {', '.join(missing)}")
     return found
 
 

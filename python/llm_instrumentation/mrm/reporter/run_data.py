@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..._extras import extra
@@ -14,7 +13,8 @@ from ..._extras import extra
 with extra("mrm", "A report of a run"):
     import pandas as pd
 
-from ..._json import load_json, plain
+from ..._json import load_json_file, plain
+from ..._parsing import parsing
 from ...errors import CorruptError
 from ..schema import Kind, RunValidity, kind_of
 from ..schema_version import check_parquet_schema
@@ -161,7 +161,7 @@ def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
     files = sorted((run_dir / TABLES).glob("*.parquet"))
     for file in files:
         check_parquet_schema(file, "table")
-    tables = {file.stem: as_frame(pq.read_table(file)) for file in files}
+    tables = {file.stem: _table(file) for file in files}
     trace = run_dir / TRACE
     whole = {"extent", "kv_growth", "working_set_summary"} <= tables.keys()
     if whole or not trace.exists():
@@ -177,30 +177,31 @@ def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
+def _table(file: Path) -> pd.DataFrame:
+    with parsing(file):
+        return as_frame(pq.read_table(file))
+
+
 def _object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        found = plain(load_json(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+    with parsing(path, "is no JSON"):
+        found = plain(load_json_file(path))
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must be a JSON object")
+        raise CorruptError(f"{path} must be a JSON object")
     return found
 
 
 def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
     trace = metadata.get("trace")
     stated = trace.get("kind") if isinstance(trace, dict) else None
-    if stated in {kind.value for kind in Kind}:
+    if isinstance(stated, str) and stated in {kind.value for kind in Kind}:
         return Kind(stated)
     path = folder / TRACE
     if not path.exists():
         return None
-    try:
+    with parsing(path, "is no whole Parquet file"):
         return kind_of(pq.read_schema(path))
-    except pa.ArrowInvalid as error:
-        raise CorruptError(f"{path} is no whole Parquet file: {error}") from error
 
 
 def _incomplete(folder: Path) -> str | None:
@@ -209,7 +210,8 @@ def _incomplete(folder: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        mark = load_json(path.read_text(encoding="utf-8"))
-        return f"{mark['state']}: {mark['reason']}"
-    except (KeyError, TypeError, ValueError):
+        with parsing(path):
+            mark = load_json_file(path)
+            return f"{mark['state']}: {mark['reason']}"
+    except CorruptError:
         return "its mark cannot be read"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...._files import created_beside, locked
+from ...._parsing import parsing
 from ....errors import CorruptError, InvalidArgumentError, InvalidStateError, NotFoundError
 from ..base import PhaseBoundaries
 from .spool import SPOOL, Contents
@@ -52,13 +53,15 @@ def recover_torch_trace(
     spool = _found(Path(path))
     with _opened(spool) as contents:
         name = contents.facts.get("trace", spool.name.rsplit(".", 2)[0])
+        if not isinstance(name, str) or os.path.basename(name) != name:
+            raise CorruptError(f"{spool} is damaged: its trace has the name {name!r}")
         trace = spool.with_name(name) if out is None else Path(out)
         if os.path.lexists(trace):
             raise FileExistsError(
                 f"{trace} exists and is not replaced: give the trace of {spool} another path, out, "
                 "or remove the one that is not wanted"
             )
-        rows = write_trace(trace_of(contents, contents.facts.get("run_id", "trace")), trace)
+        rows = write_trace(_rows_of(spool, contents, contents.facts.get("run_id", "trace")), trace)
         with open(trace, "rb") as file:
             os.fsync(file.fileno())
         if contents.unread_bytes:
@@ -87,10 +90,23 @@ def read_spool(
         CorruptError: the spool was not written by this version's tracer.
     """
     opened = contextlib.ExitStack()
-    reader = trace_of(opened.enter_context(_opened(spool)), run_id, boundaries)
+    reader = _rows_of(spool, opened.enter_context(_opened(spool)), run_id, boundaries)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened:
+            yield from reader
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _rows_of(
+    spool: Path, contents: Contents, run_id: str, boundaries: PhaseBoundaries | None = None
+) -> pa.RecordBatchReader:
+    with parsing(spool):
+        reader = trace_of(contents, run_id, boundaries)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with parsing(spool):
             yield from reader
 
     return pa.RecordBatchReader.from_batches(reader.schema, batches())

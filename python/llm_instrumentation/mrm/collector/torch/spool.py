@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._files import create_beside
+from ...._json import load_json
 from ....errors import CorruptError
 from ...schema import Phase
 
@@ -243,10 +244,9 @@ class Contents:
                 return at
             elif kind == _FACTS:
                 try:
-                    facts = json.loads(read(length, start))
+                    _merge(self.facts, load_json(read(length, start)))
                 except ValueError:
                     return at
-                _merge(self.facts, facts)
             else:
                 self._numbers[kind].frombytes(read(length, start))
             at = start + length
@@ -260,8 +260,16 @@ class Contents:
             yield np.frombuffer(os.pread(self._file.fileno(), length, offset), ROW_TYPE), thread
 
 
-def _merge(into: dict[str, Any], facts: dict[str, Any]) -> None:
+def _merge(into: dict[str, Any], facts: Any) -> None:
+    """
+    Raises:
+        ValueError: the facts have other types than those before them.
+    """
+    if not isinstance(facts, dict):
+        raise ValueError(f"{facts!r} is no object")
     for name, value in facts.items():
+        if isinstance(into.get(name, value), dict) != isinstance(value, dict):
+            raise ValueError(f"{name!r} is {value!r}")
         if isinstance(value, dict):
             into.setdefault(name, {}).update(value)
         else:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...._files import partial_beside, remove_leftovers
+from ...._parsing import parsing
+from ....errors import CorruptError
 from ...schema import Kind, arrow_schema
 from ..base import PhaseBoundaries
 from ..rows import OPS, Phases, Words, make_batch
@@ -27,6 +29,7 @@ __all__ = ["META_KEY", "about_trace", "read_trace", "trace_of", "write_trace"]
 META_KEY = b"mrm_torch_tracer"
 
 _BATCH_ROWS = 1 << 16
+_MOST_NAMES = 1 << 20
 
 
 def trace_of(
@@ -102,6 +105,8 @@ def _sum(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 def _by_number(names: Mapping[str, str]) -> list[str]:
     last = max(map(int, names), default=-1)
+    if last >= _MOST_NAMES:
+        raise CorruptError(f"there are not {last} operators and devices")
     return [names.get(str(number), "") for number in range(last + 1)]
 
 
@@ -164,12 +169,13 @@ def read_trace(path: Path, run_id: str, boundaries: PhaseBoundaries | None) -> p
     ``boundaries`` replace the phases of the rows; None keeps them.
     """
     texts = [field.name for field in arrow_schema() if pa.types.is_dictionary(field.type)]
-    schema = pq.read_schema(path)
+    with parsing(path, "is no whole Parquet file"):
+        schema = pq.read_schema(path)
     schema = arrow_schema().with_metadata(schema.metadata)
     phases = Phases(boundaries)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path, read_dictionary=texts) as file:
+        with parsing(path), pq.ParquetFile(path, read_dictionary=texts) as file:
             for batch in file.iter_batches(_BATCH_ROWS):
                 columns = dict(zip(schema.names, batch.columns, strict=True))
                 columns["run_id"] = _texts([run_id], np.zeros(len(batch), np.int32))
