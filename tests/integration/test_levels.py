@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(folder: Path, level: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = {**os.environ, "PYTHONPATH": path, "STRAP_LEVEL": level}
+    env.pop("PYTEST_ADDOPTS", None)  # a report of the outer run is not this one's
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
