@@ -147,8 +147,8 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 docs: $(VENV)/.dev ## Build the site of docs/ into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-clean: ## Remove what was built; .venv stays
-	rm -rf build dist $(NATIVE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## Remove what was built, and the captures and results of examples; .venv stays
+	rm -rf build dist captures results $(NATIVE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(LIB): $(LIB_SOURCES) | $(VENV)/.toolchain

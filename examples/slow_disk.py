@@ -47,6 +47,9 @@ def main() -> None:
         print("something is too slow for this model; probes tell whether it is the disk")
     else:
         print("disk and CPUs keep up with this model")
+    for suffix in ("", ".index", ".calls"):
+        Path(f"{stream}{suffix}").unlink(missing_ok=True)
+    print(f"removed {stream}, {stats.file_bytes / 1e6:.0f} MB; what the probes saw stays")
 
 
 def raw(memory_gb: float) -> InstrumentationConfig:

@@ -91,6 +91,7 @@ def test_the_disk_that_slows_a_model(tmp_path, user):
         assert not user
         assert re.search(r"\d+% of the intervals wait for the disk", said)
         assert (tmp_path / "captures" / "disk.png").stat().st_size > 1000
+    assert not list((tmp_path / "captures").glob("disk.stream*[!l]"))  # it takes gigabytes
 
 
 def test_the_memory_of_a_llama(tmp_path):

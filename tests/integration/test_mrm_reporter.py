@@ -54,9 +54,11 @@ from llm_instrumentation.mrm.reporter import (
 from llm_instrumentation.mrm.reporter.figures import (
     FIGURES,
     draw_process_memory,
+    draw_working_set,
     draw_working_set_over_time,
 )
 from llm_instrumentation.mrm.reporter.reproduce import experiment_of
+from llm_instrumentation.mrm.reporter.tables import as_frames
 from llm_instrumentation.mrm.reporter.trace_summary import _union
 from llm_instrumentation.mrm.reporter.verdict import verdicts
 from llm_instrumentation.mrm.schema import ALL_COLUMNS, ARROW_SCHEMA, Kind, RegionType
@@ -522,6 +524,44 @@ def kv_rows(*rows):
     )  # fmt: skip
 
 
+def test_a_page_that_regions_share_counts_once():
+    """Three regions of 8 KiB lie at two places, and a row reaches into a fourth page."""
+    rows = [
+        ("activation", 1, 0, 8192), ("activation", 2, 0, 8192), ("activation", 3, 3 << 12, 4097),
+        ("activation", 3, 2**64 - 4096, None), ("weight", 4, 4096 + 8, 1),
+    ]  # fmt: skip
+    names = ("region_type", "region_id", "address", "length_bytes")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    trace = pa.table(
+        {
+            **{name: pa.array(columns[name]) for name in ("region_type", "region_id")},
+            "address": pa.array(columns["address"], pa.uint64()),
+            "address_page": pa.array([one >> 12 for one in columns["address"]], pa.uint64()),
+            "length_bytes": pa.array(columns["length_bytes"], pa.int64()),
+            "timestamp_ns": range(5), "sample_id": range(5), "run_id": ["a"] * 5,
+            "phase": ["generation"] * 5, "op_type": ["store"] * 5,
+        }
+    )  # fmt: skip
+    summary = summarise_trace(trace)
+    assert summary.distinct_pages.to_dict("list") == {
+        "region_type": ["activation", "weight"], "distinct_pages": [5, 1],
+        "distinct_bytes": [5 * 4096, 4096],
+    }  # fmt: skip
+    tables = {**compute_all(trace), "distinct_pages": summary.distinct_pages}
+    assert tables["working_set_summary"]["total_pages"].tolist() == [7, 1]
+    activation, weight = verdicts(as_frames(tables), 1.0)
+    if activation.region_type != "activation":
+        activation, weight = weight, activation
+    assert activation.sentence.endswith("20 KiB in 3 regions, 28 KiB summed over them.")
+    assert weight.sentence.endswith("4 KiB in one region.")
+    drawn = {text.get_text() for text in texts_of(draw_working_set(as_frames(tables)))}
+    assert {"20 KiB in 3 regions, 28 KiB summed over them", "4 KiB in 1 region"} <= drawn
+    del tables["distinct_pages"]
+    drawn = {text.get_text() for text in texts_of(draw_working_set(as_frames(tables)))}
+    assert {"28 KiB in 3 regions", "4 KiB in 1 region"} <= drawn
+    assert any("summed over regions" in text for text in drawn)
+
+
 def test_a_cache_that_is_copied_for_each_token_grows_by_what_it_holds():
     """The new cache may reuse the pages of the one before the last, so pages alone say little."""
     growth = summarise_trace(
@@ -809,7 +849,7 @@ def test_the_processor_s_share_of_a_short_interval_is_left_out(tmp_path):
 
 def verdict(region_type, **shape):
     trace = make_trace(**shape)
-    tables = {**reference_tables(trace), "kv_growth": summarise_trace(trace).kv_growth}
+    tables = {**reference_tables(trace), **summarise_trace(trace).tables}
     found = verdicts(tables, summarise_trace(trace).span_s)
     return next(one for one in found if one.region_type == region_type)
 
@@ -855,7 +895,7 @@ def test_a_verdict_has_only_the_numbers_of_the_given_tables(tables):
     found = verdicts(only_pages, 1.0)
     assert [one.region_type for one in found] == ["weight", "kv_cache", "activation", "runtime"]
     assert {one.suitability for one in found} == {None}
-    assert found[0].sentence == "1 MiB in 4 regions."
+    assert found[0].sentence == "1 MiB summed over 4 regions."
 
 
 # ---- exporting a run --------------------------------------------------------------------

@@ -71,7 +71,7 @@ def generate_all_figures(
 
     Args:
         analysis: the tables of ``compute_all``, and if wanted those of ``compute_distributions``,
-            ``kv_growth`` and ``process_samples``, by name.
+            ``distinct_pages``, ``kv_growth`` and ``process_samples``, by name.
         run_dir: the run folder; it is created if it does not exist.
         formats: some of png, pdf, svg.
 
@@ -169,23 +169,33 @@ def draw_retention_histogram(tables: Frames) -> Figure:
 
 
 def draw_working_set(tables: Frames) -> Figure:
-    """Draws the size of the memory that was touched at all, per type."""
+    """Draws the size of the memory that was touched at all, per type.
+
+    Without the table ``distinct_pages`` it is summed over the regions.
+    """
     title = "Working set"
     table = tables["working_set_summary"]
     if table.empty:
         return drawing.nothing_to_show(title, "The trace has no rows.")
     table = table.set_index("region_type").loc[in_order(table["region_type"])]
-    sizes = table["total_bytes"].to_numpy(float)
+    sums = table["total_bytes"].to_numpy(float)
+    distinct, sizes = tables.get("distinct_pages"), sums
+    if distinct is not None:
+        by_type = distinct.set_index("region_type")["distinct_bytes"]
+        sizes = by_type.reindex(table.index).to_numpy(float)
     figure = drawing.new_figure(
         drawing.BARE_TOP_IN + 0.3 * len(table) + drawing.BOTTOM_IN, title,
-        "Distinct pages of 4 KiB that were touched at all",
+        "Distinct pages of 4 KiB that were touched at all" if distinct is not None
+        else "Pages of 4 KiB that were touched at all, summed over regions",
     )  # fmt: skip
     axes = drawing.panels(figure, 1, left_in=0.95, top_in=drawing.BARE_TOP_IN)[0]
     place = np.arange(len(table), dtype=float)[::-1]
     shades = [drawing.color(name) for name in table.index]
     _draw_sizes(axes, place, sizes, shades)
-    for y, (row, bytes_) in zip(place, zip(table.itertuples(), sizes, strict=True), strict=True):
+    for y, row, bytes_, summed in zip(place, table.itertuples(), sizes, sums, strict=True):
         told = f"{units.size(bytes_)} in {_plural(row.n_regions, 'region')}"
+        if summed > bytes_:
+            told += f", {units.size(summed)} summed over them"
         axes.annotate(told, (bytes_, y), xytext=(7, 0), textcoords="offset points", va="center")
     axes.set_xlabel("memory touched" + " (logarithmic)" * (axes.get_xscale() == "log"))
     axes.grid(axis="x")

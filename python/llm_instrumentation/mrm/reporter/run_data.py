@@ -163,12 +163,11 @@ def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
         check_parquet_schema(file, "table")
     tables = {file.stem: _table(file) for file in files}
     trace = run_dir / TRACE
-    whole = {"extent", "kv_growth", "working_set_summary"} <= tables.keys()
+    whole = {"extent", "distinct_pages", "kv_growth", "working_set_summary"} <= tables.keys()
     if whole or not trace.exists():
         return tables
     check_parquet_schema(trace, "trace")
-    summary = summarise_trace(trace)
-    tables |= {"extent": summary.extent, "kv_growth": summary.kv_growth}
+    tables |= summarise_trace(trace).tables
     if "working_set_summary" not in tables:
         from ..analyser import compute_all, compute_distributions
 

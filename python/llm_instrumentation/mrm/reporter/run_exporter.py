@@ -129,7 +129,7 @@ class RunExporter:
 
         summary = summarise_trace(trace_path)
         tables = as_frames(analysis)
-        tables |= {"extent": summary.extent, "kv_growth": summary.kv_growth}
+        tables |= summary.tables
         for name, table in sorted(tables.items()):
             path = folder / TABLES / f"{name}.parquet"
             written.append(export_table(table, path, compression=compression))

@@ -312,8 +312,9 @@ def _cards(sweep: Sweep) -> str:
             often = f"{_range(reads, page.formatter('reads'))} times"
         sentence = (
             f"Retained {_range(rows['retention_p99_s'], units.seconds)} at p99, write-once ratio "
-            f"{_range(rows['write_once_ratio_mean'], units.ratio)}, read {often} per write, "
-            f"working set {_range(rows['working_set_mb_total'] * 2**20, units.size)}."
+            f"{_range(rows['write_once_ratio_mean'], units.ratio)}, read {often} per write in the "
+            f"mean of its regions, {_range(rows['working_set_mb_total'] * 2**20, units.size)} "
+            "touched, summed over them."
         )
         corner = page.badge(str(counts.index[0])) if len(counts) == 1 else ""
         cards.append(page.card(name, corner, sentence, "; ".join(classes)))

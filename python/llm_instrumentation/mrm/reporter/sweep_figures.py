@@ -48,9 +48,9 @@ def draw_by_parameter(metrics: pd.DataFrame, parameter: str) -> Figure:
     place = _places(metrics[parameter])
     panels = (
         ("retention_p99_s", "p99 retention", _time_axis),
-        ("working_set_mb_total", "working set", _size_axis),
+        ("working_set_mb_total", "working set, summed over regions", _size_axis),
         ("write_once_ratio_mean", "write-once ratio", _ratio_axis),
-        ("reads_per_write_mean", "reads per write", _count_axis),
+        ("reads_per_write_mean", "reads per write, mean of regions", _count_axis),
     )
     for axes, (column, title, finish) in zip(grid.flat, panels, strict=True):
         values = pd.to_numeric(metrics[column]) * (2**20 if column.endswith("_mb_total") else 1)

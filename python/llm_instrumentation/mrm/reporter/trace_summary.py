@@ -1,4 +1,4 @@
-"""Summarises a trace for its report: its extent, and the growth of the KV cache."""
+"""Summarises a trace for its report: its extent, its pages, and the growth of the KV cache."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ from .._frames import TraceLike, reader_of
 from ..schema import PAGE_BYTES, Kind, OpType, RegionType, kind_of
 from .tables import as_frame
 
-__all__ = ["EXTENT_COLUMNS", "KV_GROWTH_COLUMNS", "TraceSummary", "summarise_trace"]
+__all__ = [
+    "DISTINCT_PAGES_COLUMNS",
+    "EXTENT_COLUMNS",
+    "KV_GROWTH_COLUMNS",
+    "TraceSummary",
+    "summarise_trace",
+]
 
 #: The columns of ``extent``, a row per phase and region type: the number of rows, of loads and of
 #: stores, and the times of the first and the last row.
 EXTENT_COLUMNS = ("phase", "region_type", "n_rows", "loads", "stores", "first_ns", "last_ns")
+
+#: The columns of ``distinct_pages``, a row per region type: the pages that its rows touch, and
+#: their bytes. A page that several regions use one after the other counts once.
+DISTINCT_PAGES_COLUMNS = ("region_type", "distinct_pages", "distinct_bytes")
 
 #: The columns of ``kv_growth``, a row per token's step of a generation: the live bytes of the KV
 #: cache when the step ends, the pages touched in the step, and the bytes loaded and stored in it.
@@ -65,6 +75,9 @@ class TraceSummary:
     ``extent`` has the columns of :data:`EXTENT_COLUMNS`, a row per phase and region type, in the
     order of their first rows. Times are in ns.
 
+    ``distinct_pages`` has the columns of :data:`DISTINCT_PAGES_COLUMNS`, a row per region type. Its
+    bytes are at most those of ``working_set_summary``, which are summed over regions.
+
     ``kv_growth`` has the columns of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation. It
     is empty if the kind of the trace is not accesses, or if no row of the KV cache has a token. A
     generation begins when the token falls, in the order of the rows.
@@ -77,7 +90,13 @@ class TraceSummary:
 
     kind: Kind
     extent: pd.DataFrame
+    distinct_pages: pd.DataFrame
     kv_growth: pd.DataFrame
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {name: getattr(self, name) for name in ("extent", "distinct_pages", "kv_growth")}
 
     @property
     def rows(self) -> int:
@@ -95,7 +114,7 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
     """Summarises a trace. Reads only the columns that it needs, batch by batch.
 
     The memory that this takes is bounded by the number of distinct pieces of the KV cache in each
-    token's step, and of the regions of the KV cache.
+    token's step, of the regions of the KV cache, and of the pages of each region type.
 
     Args:
         trace: as for :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
@@ -105,13 +124,15 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
     """
     reader = reader_of(trace, _READ)
     extents: dict[tuple[str, str], _Extent] = {}
+    pages: dict[str, _Union] = {}
     growth = _Growth()
     tells_growth = kind_of(reader.schema) is Kind.ACCESSES
     for batch in reader:
+        kinds = _words(batch, "region_type", RegionType.UNKNOWN.value)
         rows = pa.table(
             {
                 "phase": _words(batch, "phase", ""),
-                "region_type": _words(batch, "region_type", RegionType.UNKNOWN.value),
+                "region_type": kinds,
                 "load": pc.equal(_words(batch, "op_type", ""), OpType.LOAD.value).cast(pa.int64()),
                 "time": batch.column("timestamp_ns").cast(pa.int64()),
             }
@@ -122,6 +143,11 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
         for row in found.to_pylist():
             extent = extents.setdefault((row["phase"], row["region_type"]), _Extent())
             extent.add(row["load_count"], row["load_sum"], row["time_min"], row["time_max"])
+        touched = _whole_pages(_spans(batch, _ints(batch, "length_bytes", 0)))
+        encoded = kinds.dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        for code, name in enumerate(encoded.dictionary.to_pylist()):
+            pages.setdefault(name, _Union()).add(_union(touched[codes == code]))
         if tells_growth and {"token_index", "region_type"} <= set(batch.schema.names):
             growth.add(batch)
     table = [
@@ -131,8 +157,15 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
     return TraceSummary(
         kind_of(reader.schema),
         pd.DataFrame(table, columns=list(EXTENT_COLUMNS)),
+        _distinct(pages),
         growth.table(),
     )
+
+
+def _distinct(pages: dict[str, _Union]) -> pd.DataFrame:
+    counts = [(name, _size(of.spans())) for name, of in sorted(pages.items())]
+    rows = [(name, count, count * PAGE_BYTES) for name, count in counts]
+    return pd.DataFrame(rows, columns=list(DISTINCT_PAGES_COLUMNS))
 
 
 @dataclass
@@ -239,14 +272,10 @@ class _Regions:
         return _union(np.stack([low[held], high[held]], axis=1))
 
 
-class _StepTraffic:
-    """The traffic of one token's step: bytes, context, and the spans that it touches."""
+class _Union:
+    """The union of the spans that are added."""
 
     def __init__(self) -> None:
-        self.first_ns = np.iinfo(np.int64).max
-        self.context = -1
-        self.read = 0
-        self.written = 0
         self._spans: list[_Spans] = []
         self._new = 0
 
@@ -257,11 +286,22 @@ class _StepTraffic:
             self.spans()
 
     def spans(self) -> _Spans:
-        """The spans that the step touches, sorted and disjoint."""
+        """The spans, sorted and disjoint."""
         merged = _union(np.concatenate(self._spans))
         self._spans = [merged]
         self._new = 0
         return merged
+
+
+class _StepTraffic(_Union):
+    """The traffic of one token's step: bytes, context, and the spans that it touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_ns = np.iinfo(np.int64).max
+        self.context = -1
+        self.read = 0
+        self.written = 0
 
 
 def _size(disjoint: _Spans) -> int:
@@ -269,9 +309,15 @@ def _size(disjoint: _Spans) -> int:
 
 
 def _page_count(spans: _Spans) -> int:
-    """How many pages the spans touch; they must be sorted."""
+    """How many pages the spans touch."""
+    return _size(_union(_whole_pages(spans)))
+
+
+def _whole_pages(spans: _Spans) -> _Spans:
+    """The pages that each span touches, by their numbers."""
     first, last = spans[:, 0] // PAGE_BYTES, (spans[:, 1] - np.uint64(1)) // PAGE_BYTES
-    return _size(_union(np.stack([first, last + np.uint64(1)], axis=1)))
+    pages: _Spans = np.stack([first, last + np.uint64(1)], axis=1)
+    return pages
 
 
 def _joined(some: _Spans, others: _Spans) -> _Spans:

@@ -65,8 +65,8 @@ def verdicts(tables: Frames, span_s: float) -> list[Verdict]:
     """A verdict for each region type of a run.
 
     Args:
-        tables: the tables of ``compute_all`` and ``compute_in_tokens``, and ``kv_growth``, by name.
-            Missing and empty tables are ignored.
+        tables: the tables of ``compute_all`` and ``compute_in_tokens``, ``distinct_pages`` and
+            ``kv_growth``, by name. Missing and empty tables are ignored.
         span_s: the length of the trace in seconds.
     """
     named = ("working_set_summary", "retention_summary", "read_freq", "write_once")
@@ -81,7 +81,7 @@ def _verdict(name: str, tables: Frames, span_s: float) -> Verdict:
         _retained(_rows(tables, "retention_summary", name), span_s),
         _in_tokens(tables, name),
         _grown(tables) if name == RegionType.KV_CACHE.value else "",
-        _touched(_rows(tables, "working_set_summary", name)),
+        _touched(_rows(tables, "working_set_summary", name), _rows(tables, "distinct_pages", name)),
     ]
     sentence = ", ".join(part for part in parts if part)
     row = _rows(tables, "suitability", name)
@@ -178,13 +178,19 @@ def _grown(tables: Frames) -> str:
     return f"grown {told}" if last > first else f"not growing, {told}"
 
 
-def _touched(pages: pd.DataFrame) -> str:
+def _touched(pages: pd.DataFrame, distinct: pd.DataFrame) -> str:
     if pages.empty:
         return ""
     row = pages.iloc[0]
-    regions = int(row["n_regions"])
+    regions, summed = int(row["n_regions"]), float(row["total_bytes"])
     where = "one region" if regions == 1 else f"{units.count(regions)} regions"
-    return f"{units.size(float(row['total_bytes']))} in {where}"
+    if distinct.empty:
+        return f"{units.size(summed)} {'in' if regions == 1 else 'summed over'} {where}"
+    own = float(distinct.iloc[0]["distinct_bytes"])
+    # A page that regions use one after the other counts for each of them.
+    return f"{units.size(own)} in {where}" + (
+        f", {units.size(summed)} summed over them" if summed > own else ""
+    )
 
 
 def _reason(suitability: str, ratio: float, median_s: float, high_s: float) -> str:
