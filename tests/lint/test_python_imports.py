@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         *("storage", "timeline"),
     },
     "cli.trace": {"_pages", "mrm"},
+    "mrm.cli": {"cli"},  # a path of mrm-trace
 }
 # The packages of a plain installation, and those that each extra adds. torch and typer bring
 # typing_extensions.

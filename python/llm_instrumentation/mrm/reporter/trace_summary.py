@@ -165,7 +165,8 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
 def _distinct(pages: dict[str, _Union]) -> pd.DataFrame:
     counts = [(name, _size(of.spans())) for name, of in sorted(pages.items())]
     rows = [(name, count, count * PAGE_BYTES) for name, count in counts]
-    return pd.DataFrame(rows, columns=list(DISTINCT_PAGES_COLUMNS))
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(DISTINCT_PAGES_COLUMNS))
+    return table
 
 
 @dataclass
