@@ -95,8 +95,8 @@ bench: $(VENV)/.dev $(NATIVE) ## Measure: Go benchmarks, then benchmarks/ (quiet
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...
 	@$(TOOLS) && PYTHON=$(PY) scripts/run_benchmarks.sh --peers
 
-generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev), and write THIRD_PARTY_NOTICES
-	$(TOOLS) && "$$GO" generate ./bpf && $(PY) packaging/notices.py
+generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev), write notices and bill of materials
+	$(TOOLS) && "$$GO" generate ./bpf && $(PY) packaging/notices.py && $(PY) packaging/sbom.py
 
 lib: $(NATIVE) ## Build libstrap.so, hook.so and strap-probe into the Python package
 
@@ -139,7 +139,8 @@ fmt: $(VENV)/.dev ## Format Go and Python
 lint: $(VENV)/.dev ## Formatting, static analysis and types
 	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l bpf libstrap) && \
 		[ -z "$$unformatted" ] || { echo "run make fmt:" $$unformatted; exit 1; }
-	$(TOOLS) && "$$GO" mod tidy -diff && $(PY) packaging/notices.py --check && "$$GO" run $(STATICCHECK) ./...
+	$(TOOLS) && "$$GO" mod tidy -diff && $(PY) packaging/notices.py --check && \
+		$(PY) packaging/sbom.py --check && "$$GO" run $(STATICCHECK) ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

@@ -453,7 +453,7 @@ def test_files_of_something_else_have_no_features(line, tmp_path):
     with pytest.raises(NotFoundError, match=r"neither features\.parquet nor features\.jsonl"):
         load_features(tmp_path)
     (tmp_path / "features.jsonl").write_text(line + "\n")
-    with pytest.raises(CorruptError, match=r"features\.jsonl: |holds no features of save_features"):
+    with pytest.raises(CorruptError, match=r"features\.jsonl is damaged|holds no features"):
         load_features(tmp_path)
 
 
