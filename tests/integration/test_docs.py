@@ -42,7 +42,7 @@ INTERNAL = {
 MRM_INTERNAL = {
     f"llm_instrumentation.mrm.{name}"
     for name in (
-        "analysis", "collection", "environment", "events", "known_rows", "processing",
+        "analysis", "cli", "collection", "environment", "events", "known_rows", "processing",
         "ranges", "recovery", "runner", "runs", "tokens", "turns",
     )
 }  # fmt: skip

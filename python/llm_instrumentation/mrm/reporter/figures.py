@@ -180,9 +180,10 @@ def draw_working_set(tables: Frames) -> Figure:
     table = table.set_index("region_type").loc[in_order(table["region_type"])]
     sums = table["total_bytes"].to_numpy(float)
     distinct, sizes = tables.get("distinct_pages"), sums
-    if distinct is not None:
-        by_type = distinct.set_index("region_type")["distinct_bytes"]
-        sizes = by_type.reindex(table.index).to_numpy(float)
+    if distinct is not None and set(table.index) <= set(distinct["region_type"]):
+        sizes = distinct.set_index("region_type")["distinct_bytes"][table.index].to_numpy(float)
+    else:
+        distinct = None
     figure = drawing.new_figure(
         drawing.BARE_TOP_IN + 0.3 * len(table) + drawing.BOTTOM_IN, title,
         "Distinct pages of 4 KiB that were touched at all" if distinct is not None
