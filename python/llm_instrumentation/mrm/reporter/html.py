@@ -32,7 +32,7 @@ _NEEDED_FOR_METRICS = (
     "retention_summary", "write_once", "read_freq", "working_set_summary", "suitability",
 )  # fmt: skip
 _SUMMARIES = (
-    ("working_set_summary", "Working set"),
+    ("working_set_summary", "Working set, summed over regions"),
     ("locality_summary", "Locality, mean over regions"),
     ("iai", "Inter-access intervals"),
     ("retention_tokens", "Retention in tokens"),
