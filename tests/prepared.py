@@ -1,67 +1,34 @@
-"""Python programs in processes of their own, which have imported torch and transformers already.
+"""Python processes that have imported torch and transformers already.
 
-Importing them takes longer than most of the programs that tests run. A server imports them once
-and forks a process for each program::
+Importing them takes longer than most of the programs that tests run. A server imports them once and
+forks a process for each program::
 
     said = prepared.run(tmp_path / "script.py", "argument", cwd=tmp_path)
+    child = subprocess.Popen([prepared.python(), "-c", code])
 
-Programs that depend on what is imported when, on signals or on other users need
-`subprocess.run`.
+Programs that depend on what is imported when, on memory or on other users need `sys.executable`.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
 
-__all__ = ["TORCH", "TRANSFORMERS", "run"]
+__all__ = ["TORCH", "TRANSFORMERS", "python", "run", "strap"]
 
 TORCH = ("pyarrow.parquet", "torch")
-TRANSFORMERS = (*TORCH, "transformers.generation.utils")
+TRANSFORMERS = (
+    *TORCH, "torch._dynamo", "transformers.generation.utils",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
+)  # fmt: skip
 
-SERVER = """
-import atexit, importlib, json, os, runpy, sys, threading, traceback, warnings
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-for line in sys.stdin:
-    asked = json.loads(line)
-    child = os.fork()
-    if child:
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    status = 1
-    try:
-        for number, path in enumerate((os.devnull, asked["out"], asked["err"])):
-            os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
-        sys.stdin = open(0, closefd=False)
-        os.chdir(asked["cwd"])
-        os.environ.clear()
-        os.environ.update(asked["env"])
-        sys.argv = asked["argv"]
-        sys.path[0] = os.path.dirname(sys.argv[0])
-        warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if status and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-"""
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parent / "python"
 
 
 def run(
@@ -82,29 +49,48 @@ def run(
         imports: what the process has imported when it begins.
         env: more environment variables.
     """
-    asks, answers = _server(imports)
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        out.touch(), err.touch()
-        asked = {
-            "argv": [str(script), *map(str, arguments)], "cwd": str(cwd), "out": str(out),
-            "err": str(err), "env": {**os.environ, **env},
-        }  # fmt: skip
-        asks.write(json.dumps(asked) + "\n")
-        asks.flush()
-        status = answers.readline().strip()
-        assert status == "0", f"{script} ended with {status}\n{out.read_text()}\n{err.read_text()}"
-        return out.read_text()
+    done = subprocess.run(
+        [python(imports), "-W", "error::DeprecationWarning:__main__", script, *arguments],
+        cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, (
+        f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
+    return done.stdout
+
+
+def strap() -> list[str]:
+    """What a command line of the command ``strap`` begins with."""
+    return [python(TORCH), "-m", "llm_instrumentation.cli"]
 
 
 @functools.cache
-def _server(imports: tuple[str, ...]) -> tuple[IO[str], IO[str]]:
-    package = Path(__file__).resolve().parents[1] / "python"
+def python(imports: tuple[str, ...] = TRANSFORMERS) -> str:
+    """An interpreter to start in place of `sys.executable`, for ``-c``, ``-m`` and scripts.
+
+    The process that is started passes its files, signals and end between the caller and the process
+    that was forked. `os.getpid()` is that of the latter. Variables that are read by an import, such
+    as OMP_NUM_THREADS, are those of the caller of this function.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="prepared-")
+    program, socket = Path(folder.name, "python"), Path(folder.name, "socket")
+    program.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(HERE)!r})\n"
+        f"from prepared_server import ask\nask({str(socket)!r}, [__file__, *sys.argv[1:]])\n"
+    )
+    program.chmod(0o755)
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, *imports], text=True,
+        [sys.executable, HERE / "prepared_server.py", socket, *imports], text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
-    atexit.register(process.stdin.close)  # it ends then
-    return process.stdin, process.stdout
+    assert process.stdout.readline() == "ready\n", "the server of prepared processes failed"
+
+    def end() -> None:
+        process.communicate()  # its input ends, so it does
+        folder.cleanup()
+
+    atexit.register(end)
+    return str(program)

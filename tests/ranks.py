@@ -1,6 +1,6 @@
 """A program that runs the ranks of a group of torch.distributed, for the tests of run folders.
 
-It imports torch once and then forks a process for each rank, because an import takes seconds::
+It forks a process for each rank, because an import of torch takes seconds::
 
     python tests/ranks.py FOLDER RANKS SCENARIO [ARGUMENT ...]
 
@@ -19,15 +19,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import prepared
+
 STEPS = 3
 
 
 @contextmanager
 def started(folder: Path, ranks: int, scenario: str, *arguments: str) -> Iterator[tuple]:
     """Starts the program; yields it and the process ids of its ranks."""
-    command = [sys.executable, __file__, str(folder), str(ranks), scenario, *arguments]
+    command = [prepared.python(prepared.TORCH), __file__, str(folder), str(ranks), scenario]
     program = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=(folder / "errors.txt").open("w"), text=True
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=(folder / "errors.txt").open("w"),
+        text=True,
     )
     try:
         yield program, json.loads(program.stdout.readline())

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lz4.frame
+import prepared
 import pytest
 import torch
 import zstandard
@@ -164,3 +165,9 @@ def plain_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for module in ("html", "sweep"):
             name = f"llm_instrumentation.mrm.reporter.{module}._figures"
             monkeypatch.setattr(name, lambda of: "")
+
+
+@pytest.fixture
+def prepared_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines in processes of their own begin with torch and transformers imported."""
+    monkeypatch.setattr(sys, "executable", prepared.python())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pyarrow as pa
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_a_file_where_a_folder_is_needed(model, tmp_path):
 def python(code: str, *arguments: str | Path) -> str:
     """The output of a Python program."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code, *arguments]
+    command = [prepared.python(prepared.TORCH), "-c", code, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -15,6 +15,7 @@ import time
 import warnings
 from unittest.mock import Mock
 
+import prepared
 import pyarrow as pa
 import pytest
 import torch
@@ -270,7 +271,7 @@ def child(
 ) -> subprocess.Popen:
     code = begin + CHILD.format(path=str(path), end=end, first=first, last=last, resume=resume)
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        [prepared.python(prepared.TORCH), "-c", code], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import prepared
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
@@ -27,7 +28,6 @@ from llm_instrumentation.cli.exit_codes import ExitCode, TraceExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "CLI.md"
-STRAP = [sys.executable, "-m", "llm_instrumentation.cli"]
 STEPS = 3
 
 
@@ -303,7 +303,7 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path):
         for step in range(3000):
             put("h" * 40, tensor, step=step)
     running = subprocess.Popen(
-        [*STRAP, "ls", "--packets", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*prepared.strap(), "ls", "--packets", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     running.stdout.readline()
     running.stdout.close()
@@ -570,10 +570,10 @@ def test_steps_that_are_no_numbers(captured, strap, text):
 
 
 def test_the_program_runs_as_a_process(stream):
-    done = subprocess.run([*STRAP, "verify", stream], capture_output=True, text=True)
+    done = subprocess.run([*prepared.strap(), "verify", stream], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     flip(stream, 0)
-    done = subprocess.run([*STRAP, "verify", stream], capture_output=True, text=True)
+    done = subprocess.run([*prepared.strap(), "verify", stream], capture_output=True, text=True)
     assert done.returncode == ExitCode.DAMAGED
     assert "\x1b" not in done.stdout + done.stderr
 
@@ -706,7 +706,7 @@ def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):
     text = PAGE.read_text()
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, check=True,
+            [prepared.python(prepared.TORCH), "-c", code], cwd=tmp_path, check=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
         )  # fmt: skip
     examples = re.findall(
@@ -716,7 +716,7 @@ def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):
     )  # fmt: skip
     assert len(examples) >= 6
     for command, expected in examples:
-        line = re.sub(r"^strap", " ".join(STRAP), command)
+        line = re.sub(r"^strap", " ".join(prepared.strap()), command)
         done = subprocess.run(
             ["sh", "-c", line], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 
+import prepared
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
@@ -294,7 +295,7 @@ assert torch._dynamo.eval_frame._stance.stance == "default"
 def test_the_first_that_a_program_compiles_runs_eagerly_within_the_block(compiles, path):
     """This holds also if nothing has imported torch._dynamo when the block begins."""
     program = FIRST_COMPILED_WITHIN.replace("{compiles}", compiles)
-    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
+    subprocess.run([prepared.python(prepared.TORCH), "-c", program, path], check=True, timeout=300)
 
 
 def test_a_block_in_which_nothing_is_compiled_does_not_import_the_compiler(path):

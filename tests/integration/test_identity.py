@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import prepared
 import pyarrow as pa
 import pytest
 import torch
@@ -148,7 +149,10 @@ def killed(path, steps: int = 0, **options) -> None:
     """Runs a capture and kills it, after its start or, with steps, once its packets are written."""
     code = CHILD.format(path=str(path), options=options, steps=steps)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([prepared.python(prepared.TORCH), "-c", code], env=env).returncode
+        == -signal.SIGKILL
+    )
 
 
 def test_a_killed_resume_of_a_lost_index_is_resumed_again(framework, path):

@@ -10,6 +10,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import prepared
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ BEGIN = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [prepared.python(prepared.TORCH), str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

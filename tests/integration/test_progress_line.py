@@ -11,12 +11,12 @@ import os
 import pty
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import prepared
 import pyte
 import pytest
 from llm_instrumentation.core.progress_line import BottomLine
@@ -55,9 +55,9 @@ class Terminal:
         self._stop = tmp_path / "stop"
         self.master, slave = pty.openpty()
         self.resize(ROWS, COLUMNS)
+        python = prepared.python(prepared.TORCH)
         self.child = subprocess.Popen(
-            [sys.executable, "-c", STREAMS, str(tmp_path / "a.stream"), str(self._stop),
-             str(lines), "None"],
+            [python, "-c", STREAMS, tmp_path / "a.stream", self._stop, str(lines), "None"],
             **{"stdin": slave, "stdout": slave, "stderr": slave, **streams},
             env={**os.environ, "TERM": term},
         )  # fmt: skip
@@ -181,10 +181,10 @@ def test_one_of_two_captures_has_the_line():
 
 @pytest.mark.parametrize(("options", "wanted"), [("None", False), ("True", True)])
 def test_progress_in_a_file_is_whole_lines_on_request(tmp_path, options, wanted):
+    python = prepared.python(prepared.TORCH)
     with open(tmp_path / "err", "w+") as err:
         child = subprocess.Popen(
-            [sys.executable, "-c", STREAMS, str(tmp_path / "a.stream"), str(tmp_path / "stop"), "1",
-             options],
+            [python, "-c", STREAMS, tmp_path / "a.stream", tmp_path / "stop", "1", options],
             stderr=err, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert child.stdout is not None

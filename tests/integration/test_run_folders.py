@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import prepared
 import pytest
 import torch
 from llm_instrumentation import (
@@ -46,10 +46,7 @@ def capture(path, seed=0, **options):
 
 def strap(*arguments):
     """The exit code and all output of `strap`."""
-    program = "import sys; from llm_instrumentation.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
-    )
+    done = subprocess.run([*prepared.strap(), *map(str, arguments)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -6,11 +6,11 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 import warnings
 
+import prepared
 import pytest
 import torch
 from llm_instrumentation import (
@@ -76,10 +76,7 @@ def segments(count, state=None):
 
 
 def strap(*arguments):
-    program = "import sys; from llm_instrumentation.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
-    )
+    done = subprocess.run([*prepared.strap(), *map(str, arguments)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -283,11 +280,10 @@ def test_views_from_before_and_after_new_segments_are_closed_together(tmp_path):
 
 def test_strap_tail_prints_the_tensors_as_they_come(tmp_path):
     run, endless = tmp_path / "run", Endless()
-    program = "import sys; from llm_instrumentation.cli import main; sys.exit(main())"
     with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)) as capture:
         while not segments(1)(run) or not capture.stats().packets:
             endless.run()
-        command = [sys.executable, "-c", program, "tail", run, "lm_head", "--json"]
+        command = [*prepared.strap(), "tail", run, "lm_head", "--json"]
         tail = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         first = json.loads(tail.stdout.readline())
         until = time.monotonic() + 60

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import prepared
 import pytest
 import torch
 from browser import WIDTHS, complaints, sideways, violations
@@ -45,7 +45,6 @@ from starlette.responses import PlainTextResponse
 from torch import Tensor, nn
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-STRAP = [sys.executable, "-m", "llm_instrumentation.cli"]
 HANG_S = 120  # a time limit, in seconds, that only a hang reaches
 LAYER = "encoder.layer.3"
 STEPS = 3
@@ -147,7 +146,9 @@ def client(server: CaptureServer) -> Client:
 def test_the_overview_has_what_strap_info_has(client, folder):
     found = client.ask("overview")
     done = subprocess.run(
-        [*STRAP, "info", "--json", folder / "minilm.stream"], capture_output=True, check=True
+        [*prepared.strap(), "info", "--json", folder / "minilm.stream"],
+        capture_output=True,
+        check=True,
     )
     told = json.loads(done.stdout)
     assert {name: found[name] for name in told} == told
@@ -491,7 +492,7 @@ def test_nothing_is_written(folder):
 def started(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
     """The command, and the address that it prints."""
     running = subprocess.Popen(
-        [*STRAP, "serve", *map(str, arguments)],
+        [*prepared.strap(), "serve", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert running.stdout is not None
@@ -532,7 +533,7 @@ def test_the_command_serves_until_it_is_ended(folder, ending):
 def test_the_command_says_what_is_wrong(arguments, code, said, tmp_path):
     given = [argument.format(golden=GOLDEN) for argument in arguments]
     done = subprocess.run(
-        [*STRAP, "serve", *given], cwd=tmp_path, capture_output=True, text=True,
+        [*prepared.strap(), "serve", *given], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
