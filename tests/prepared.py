@@ -70,8 +70,8 @@ def python(imports: tuple[str, ...] = TRANSFORMERS) -> str:
     """An interpreter to start in place of `sys.executable`, for ``-c``, ``-m`` and scripts.
 
     The process that is started passes its files, signals and end between the caller and the process
-    that was forked. `os.getpid()` is that of the latter. Variables that are read by an import, such
-    as OMP_NUM_THREADS, are those of the caller of this function.
+    that was forked. `os.getpid()` is that of the latter. Variables that an import or Go reads, such
+    as OMP_NUM_THREADS, are those of the server.
     """
     folder = tempfile.TemporaryDirectory(prefix="prepared-")
     program, socket = Path(folder.name, "python"), Path(folder.name, "socket")

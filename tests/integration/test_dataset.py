@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import prepared
 import pytest
 import torch
 import transformers
@@ -194,9 +193,7 @@ def test_ranks_share_the_tokens(captures, shuffle):
 
 @pytest.mark.parametrize("windows", [1 << 10], indirect=True)  # each worker takes seconds to start
 @pytest.mark.parametrize("shuffle", ["none", "pool"])
-def test_the_order_does_not_depend_on_the_workers(captures, shuffle, monkeypatch):
-    python = os.fsencode(prepared.python(prepared.TORCH))
-    monkeypatch.setattr("multiprocessing.spawn._python_exe", python)
+def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
     data = ActivationDataset(
         captures, LAYERS[0], batch_size=16, shuffle=shuffle, pool_rows=40,
         columns=["document", "position"],

@@ -9,10 +9,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import llm_instrumentation
-import prepared
 import pytest
 
 pytestmark = pytest.mark.timeout(1800)
@@ -38,7 +38,7 @@ def python(folder: Path, level: str, *arguments: str | Path) -> subprocess.Compl
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = {**os.environ, "PYTHONPATH": path, "STRAP_LEVEL": level}
     env.pop("PYTEST_ADDOPTS", None)  # a report of the outer run is not this one's
-    command = [prepared.python(), *map(str, arguments)]
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
