@@ -6,7 +6,8 @@ forks a process for each program::
     said = prepared.run(tmp_path / "script.py", "argument", cwd=tmp_path)
     child = subprocess.Popen([prepared.python(), "-c", code])
 
-Programs that depend on what is imported when, on memory or on other users need `sys.executable`.
+Programs that depend on what is imported when, on memory or on other users need `sys.executable`,
+and so do those that a test kills: the forked process ends a moment after the started one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ exit status. A connection that ends ends its process, so a killed asker leaves n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -37,7 +38,8 @@ def ask(address: str, argv: list[str]) -> NoReturn:
             signal.signal(number, pass_on)
         status = int(server.recv(64) or -signal.SIGKILL)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+        if status != -signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
@@ -77,8 +79,13 @@ def serve(address: str) -> None:
                 os.close(found)
                 if asking.pop(connection, None) is not None:
                     events.unregister(connection)
-                    connection.send(str(status).encode())
+                    _say(connection, status)
                 connection.close()
+
+
+def _say(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the other end was killed
+        connection.send(str(number).encode())
 
 
 def _forked(
@@ -89,7 +96,7 @@ def _forked(
     if child:
         for number in received:
             os.close(number)
-        connection.send(str(child).encode())
+        _say(connection, child)
         return child
     status = 1
     try:

@@ -288,6 +288,7 @@ def test_a_child_runs_under_the_program_that_watches_it():
         wrapped.shutdown()
 
 
+@pytest.mark.usefixtures("prepared_engines")
 def test_the_mistakes_of_a_child_are_the_engine_s_own():
     apart = engine(model(hf_repo="nobody/nothing"), in_process=False)
     with pytest.raises(EngineError, match="hf download nobody/nothing"):
@@ -295,6 +296,7 @@ def test_the_mistakes_of_a_child_are_the_engine_s_own():
     apart.shutdown()
 
 
+@pytest.mark.usefixtures("prepared_engines")
 def test_a_child_that_dies_says_how():
     apart = engine(in_process=False)
     apart.prepare()

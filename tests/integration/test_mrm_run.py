@@ -538,7 +538,7 @@ def test_the_phase_of_the_load_makes_no_row_a_weight(tmp_path):
 
 
 @pytest.fixture
-def running(tmp_path, request, prepared_engines):
+def running(tmp_path, request):
     """A process of ``mrm-trace run``, in the middle of many generations."""
     kind = getattr(request, "param", CollectorType.TORCH)
     skip_unless_here(kind)
