@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._pages import page, units
-from ..analysis import _canvas, _layer_figures
+from ..analysis import _layer_figures
 from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
@@ -114,10 +114,11 @@ def comparison_parts(
         f"The reference is {found.a}. Compared: {of_steps}, {len(found.layers):,} layers, of which "
         f"{len(differing):,} differ."
     )
-    if found.pairs["compared"].any() and len(found.layers) <= _DRAWN:
+    shown = len(_layer_figures.drift_layers(found))
+    if found.pairs["compared"].any() and 0 < shown <= _DRAWN:
         yield drawn(
-            "drift", f"The relative error of {len(found.layers)} layers",
-            _canvas.sized([layer.name for layer in found.layers]),
+            "drift", f"The relative error of {shown} layers; the others are equal",
+            _layer_figures.drift_size(found),
             lambda ax: _layer_figures.draw_drift(ax, found),
             "A bar reaches from the least to the largest error of a layer's tensors. A diamond is "
             "beyond the tolerance.",

@@ -151,7 +151,7 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
         )
     yield drawn(
         "token-norms", told,
-        _canvas.sized(norms.layers, count),
+        _canvas.sized(norms.layers, norms.tokens),
         lambda ax: _token_figures.draw_norms(ax, norms),
     )  # fmt: skip
     names = list(text.rows)

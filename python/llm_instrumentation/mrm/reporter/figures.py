@@ -571,7 +571,7 @@ def _draw_sizes(axes: Axes, place: Floats, sizes: Floats, shades: Sequence[str])
 
 def _name_rows(axes: Axes, place: Floats, names: Sequence[str]) -> None:
     axes.set_ylim(place.min() - 0.6, place.max() + 0.6)
-    axes.set_yticks(place, [drawing.shortened(name, 14) for name in names])
+    axes.set_yticks(place, [drawing.shown(name, 14) for name in names])
     axes.spines["left"].set_visible(False)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         label.set_color(drawing.color(name))
