@@ -28,13 +28,12 @@ def probe_parts(stream: str | os.PathLike[str]) -> Iterator[str]:
         return
     seconds = table["interval_s"]
     waited = float((table["stall_share"] * seconds).sum())
-    held_up = ", ".join(
-        f"{units.seconds(float(seconds[table['bottleneck'] == what].sum()))} by the {name}"
-        for what, name in (("disk", "disk"), ("cpu", "CPU"))
+    disk, cpu = (
+        units.seconds(float(seconds[table["bottleneck"] == what].sum())) for what in ("disk", "cpu")
     )
     yield page.paragraph(
         f"In {units.seconds(float(seconds.sum()))} the model waited {units.seconds(waited)} for "
-        f"room. It was held up {held_up}."
+        f"room. The disk was too slow in intervals of {disk} in all, the CPU in intervals of {cpu}."
     )
     with drawing.settings():
         svg = drawing.inline_svg(
