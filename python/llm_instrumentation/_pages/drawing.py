@@ -266,7 +266,7 @@ def panels(
     count: int,
     *,
     left_in: float = 0.75,
-    right_in: float = 0.2,
+    right_in: float = 0.25,
     top_in: float = TOP_IN,
 ) -> Any:
     """Adds ``count`` axes, one above the other, with a common x axis. Margins are in inches."""
