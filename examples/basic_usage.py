@@ -218,7 +218,7 @@ def report(title: str, stats: CaptureStats, speed: str) -> Table:
 
 
 def size(n: float) -> str:
-    return f"{n / 1e6:.2f} MB"
+    return f"{n / 2**20:.2f} MiB"
 
 
 if __name__ == "__main__":

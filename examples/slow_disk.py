@@ -37,9 +37,11 @@ def main() -> None:
         stats, probed = capture(stream, raw(arguments.memory_gb), arguments.seconds), False
 
     waited = stats.stall_seconds / stats.seconds
-    print(f"captured       {stats.raw_bytes / stats.seconds / 1e6:6.0f} MB/s of activations")
-    print(f"written        {stats.file_bytes / stats.seconds / 1e6:6.0f} MB/s")
-    print(f"model waited   {waited:6.0%} of the time for room in {stats.memory_limit / 1e6:.0f} MB")
+    print(f"captured       {stats.raw_bytes / stats.seconds / 2**20:6.0f} MiB/s of activations")
+    print(f"written        {stats.file_bytes / stats.seconds / 2**20:6.0f} MiB/s")
+    print(
+        f"model waited   {waited:6.0%} of the time for room in {stats.memory_limit / 2**20:.0f} MiB"
+    )
     print(f"in write calls {stats.write_seconds / stats.seconds:6.0%} of the time")
     if probed:
         tell_bottleneck(stream)
@@ -49,7 +51,7 @@ def main() -> None:
         print("disk and CPUs keep up with this model")
     for suffix in ("", ".index", ".calls"):
         Path(f"{stream}{suffix}").unlink(missing_ok=True)
-    print(f"removed {stream}, {stats.file_bytes / 1e6:.0f} MB; what the probes saw stays")
+    print(f"removed {stream}, {stats.file_bytes / 2**20:.0f} MiB; what the probes saw stays")
 
 
 def raw(memory_gb: float) -> InstrumentationConfig:

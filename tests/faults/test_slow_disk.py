@@ -10,6 +10,7 @@ import matplotlib.colors
 import pytest
 from children import Growth, Noise, framework, steps_in
 from llm_instrumentation import ActivationReader
+from llm_instrumentation._pages.theme import ALARM
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import plot_timeline, timeline
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.root
 
 SIZE = 1 << 20  # elements; a packet has 2 MiB
 LIMIT = 16_000_000
-RED = matplotlib.colors.to_rgb("tab:red")
+RED = matplotlib.colors.to_rgb(ALARM)
 
 
 def capture_much(tell, path, group):

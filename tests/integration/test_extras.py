@@ -184,7 +184,7 @@ FEATURES = {
     ),
     "a server": ("serve", "uvicorn", "from llm_instrumentation.serve import CaptureServer"),
     "figures of devices": ("report", "matplotlib", "import llm_instrumentation.probes.figures"),
-    "a report of devices": ("report", "matplotlib", "import llm_instrumentation.probes.report"),
+    "a report of devices": ("report", "pandas", "import llm_instrumentation.probes.report"),
     "processes": (
         "report",
         "pandas",

@@ -111,6 +111,15 @@ def test_a_generation_is_one_text_of_all_its_steps(generation, llama):
     assert "its last 11 tokens, of steps 0 to 2" in shown(earlier)
 
 
+def test_one_token_at_one_layer_is_told_in_the_singular(tmp_path):
+    model = nn.ModuleDict({"0": nn.Embedding(97, 8)})
+    model.forward = lambda input_ids: model["0"](input_ids)
+    with torch.no_grad(), capture_activations(model, tmp_path / "run.stream"):
+        model(input_ids=torch.tensor([[7]]))
+    text = shown(render_report(tmp_path / "run.stream", tokenizer=Letters()))
+    assert "The first text of step 0: its last token, of step 0, at 1 layer." in text
+
+
 def test_names_and_tokens_are_escaped(tmp_path):
     model = nn.ModuleDict({HOSTILE: nn.Embedding(97, 8), "0": nn.Linear(8, 8)})
     model.forward = lambda input_ids: model["0"](model[HOSTILE](input_ids))
@@ -188,7 +197,7 @@ def test_a_damaged_packet_is_told(generation):
         file.seek(offset + length - 40)
         file.write(b"wrong" * 8)
     text = shown(render_report(generation))
-    assert re.search(r"1 packets of the sample cannot be read: ?.*lm_head", text)
+    assert re.search(r"Cannot be read: 1 packet of the sample\. ?.*lm_head", text)
 
 
 def test_a_damaged_packet_of_the_text_ends_its_part_alone(generation):
@@ -288,11 +297,21 @@ def test_the_difference_to_another_capture(llama, ids, generation, tmp_path):
     assert found.first is not None
     text = shown(render_report(tmp_path / "other.stream", against=generation))
     assert f"The first tensor beyond the tolerance is of {found.first.layer} in step 0" in text
-    assert "Compared: all tensors" in text
+    layers = found.layers
+    equal = sum(layer.equal == layer.tensors for layer in layers)
+    beyond = sum(not layer.agrees for layer in layers)
+    assert equal > 0 and 0 < beyond < len(layers)
+    assert (
+        f"Compared: all tensors of {len(layers)} layers. Equal: {equal}. Different, but within the "
+        f"tolerance: {len(layers) - equal - beyond}. Beyond the tolerance, or with tensors that "
+        f"have no partner: {beyond}." in text
+    )
+    assert f"{equal} of {len(layers)} are equal" in text  # in the figure
     some = shown(render_report(tmp_path / "other.stream", against=generation, packets=60))
     assert "Compared: 1 of 5 steps" in some
     same = shown(render_report(generation, against=generation))
     assert "No tensor is beyond the tolerance." in same
+    assert f"Equal: {len(layers)}." in same and "Error of each layer" not in same
 
 
 def test_features_are_shown_with_their_contexts(generation, tmp_path):
@@ -369,8 +388,8 @@ def probed(generation) -> Path:
 def test_the_probes_of_a_capture_are_shown(probed):
     text = shown(render_report(probed))
     assert (
-        "In 4 s the model waited 1 s for room. It was held up 4 s by the disk, 0 s by the CPU"
-        in (text)
+        "In 4 s the model waited 1 s for room. The disk was too slow in intervals of 4 s in all, "
+        "the CPU in intervals of 0 s." in (text)
     )
 
 

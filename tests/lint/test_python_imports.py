@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
+    "core.monitor": {"_native", "_pages", "memory"},  # for the units of its line
     "storage": {"_native", "core"},  # the names of files beside a stream
     "analysis": {"_native", "_pages", "core", "storage"},
     "engines": {"core"},
@@ -29,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "serve": {"_native", "_pages", "analysis"},
     "mrm": {"_native", "_pages"},
     "report": {"_native", "_pages", "analysis", "core", "mrm", "probes", "storage"},
-    "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
+    # Its torch tracer runs compiled models eagerly, as core.
+    "mrm.collector": {"_native", "_pages", "core"},
     "utils": {"core"},
     # No other part imports it.
     "cli": {
@@ -175,6 +177,17 @@ def test_imports_keep_to_the_table():
 def test_a_made_up_violation_is_found(module, source, fault):
     (found,) = wrong(f"{NAME}.{module}", source)
     assert fault in found
+
+
+def test_one_function_writes_sizes_for_people():
+    """`units.size` does. A rate or a limit may stand in the unit that its option has."""
+    ladder_or_suffix = re.compile(r'"(?:[kKMGT]i?B)", *"|\} ?[kKMGT]i?B\b(?!/s)')
+    found = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if ladder_or_suffix.search(path.read_text())
+    ]
+    assert found == ["_pages/units.py"]
 
 
 @pytest.mark.parametrize(

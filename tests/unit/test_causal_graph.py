@@ -25,6 +25,7 @@ from llm_instrumentation.analysis.causal_graph import (
     save_graph,
     save_neuronpedia,
 )
+from llm_instrumentation.analysis.causal_graph._layout import draw
 from llm_instrumentation.analysis.plots import save_figure
 from llm_instrumentation.errors import (
     CorruptError,
@@ -34,7 +35,7 @@ from llm_instrumentation.errors import (
     UnsupportedError,
 )
 from matplotlib.colors import to_hex
-from matplotlib.patches import PathPatch
+from matplotlib.patches import FancyBboxPatch, PathPatch
 
 STRANGE = ['say "hi"', "back\\slash", "ends\\", "a->b", "<b>&amp;", "{x|y}", "é漢🦙", "h.0['k']"]
 
@@ -529,6 +530,28 @@ def test_the_figure_has_every_node_and_edge(graph, no_display, tmp_path):
     for ending in ("png", "pdf", "svg"):
         save_figure(ax, tmp_path / f"graph.{ending}")
         assert (tmp_path / f"graph.{ending}").stat().st_size > 1000
+
+
+def test_a_narrow_graph_fills_its_frame(graph, no_display):
+    ax = graph.plot()
+    across = np.concatenate([patch.get_path().vertices[:, 0] for patch in edges_of(ax)])
+    boxes = [box.get_x() + end for box in boxes_of(ax) for end in (0, box.get_width())]
+    low, high = min(*boxes, across.min()), max(*boxes, across.max())
+    left, right = ax.get_xlim()
+    assert (high - low) / (right - left) > 0.75  # the rest has the names of layers
+    assert low > 0 - 1e-9 and high < right
+    plain, wide = draw(graph), draw(graph, 240)
+    assert plain.width < 120 and 200 < wide.width <= 240
+    assert [one.width for one in wide.nodes] == [one.width for one in plain.nodes]
+    assert draw(CausalGraph([Node("a0.h1")]), 240).width < 40  # there is nothing to move apart
+
+
+def edges_of(ax):
+    return [patch for patch in ax.patches if type(patch) is PathPatch]
+
+
+def boxes_of(ax):
+    return [patch for patch in ax.patches if type(patch) is FancyBboxPatch]
 
 
 def test_the_figure_draws_to_given_axes_and_strange_names(no_display):

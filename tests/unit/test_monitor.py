@@ -13,14 +13,14 @@ RUNNING = CaptureStats(
 
 
 def test_while_the_model_runs():
-    assert _describe(RUNNING) == "1,234 packets, 2.0 GB -> 640.0 MB (3.12x), queue 90.0 MB"
+    assert _describe(RUNNING) == "1,234 packets, 1.86 GiB -> 610 MiB (3.12x), queue 85.8 MiB"
 
 
 @pytest.mark.parametrize(
     ("drained", "left"), [(30e6, " to write, 3 s left"), (0.0, " to write"), (-5e6, " to write")]
 )
 def test_at_the_end_it_tells_how_long_writing_takes(drained, left):
-    assert _describe(RUNNING, drained).endswith("queue 90.0 MB" + left)
+    assert _describe(RUNNING, drained).endswith("queue 85.8 MiB" + left)
 
 
 def test_losses_and_failures_are_shown():

@@ -12,9 +12,10 @@ import functools
 import importlib
 import io
 import itertools
+import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +26,17 @@ import numpy.typing as npt
 from .._extras import extra
 
 with extra("report", "A figure"):
-    import matplotlib
+    import matplotlib.font_manager
+    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .._files import replacing
 from .._notebook_progress import in_notebook
 from . import units
+from .theme import ALARM as ALARM
 from .theme import GRID as GRID
 from .theme import INK as INK
 from .theme import LOOKS, OTHER, css_colors
@@ -44,6 +47,7 @@ from .theme import SURFACE as SURFACE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.transforms import Transform
 
 Floats = npt.NDArray[np.float64]
@@ -54,8 +58,16 @@ BARE_TOP_IN = 0.58  # for title and subtitle alone
 BOTTOM_IN = 0.5
 _DPI = 300
 
+_FAMILY = "DejaVu Sans"  # comes with matplotlib, so it is the same on all machines
+#: Fonts for the characters that it lacks, where they are installed: for Chinese, Japanese and
+#: Korean, for emoji, and for scripts of India and Thailand.
+_FALLBACKS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK KR", "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei", "Droid Sans Fallback", "Noto Emoji", "Symbola", "Noto Sans Devanagari",
+    "Noto Sans Bengali", "Noto Sans Tamil", "Noto Sans Thai", "Unifont",
+)  # fmt: skip
+
 _STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on all machines
     "font.size": 8,
     "text.color": INK,
     "text.parse_math": False,  # names may contain $
@@ -66,6 +78,10 @@ _STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    # Colours that inline_svg replaces on a dark page.
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "xtick.color": RULE,
@@ -79,12 +95,14 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "butt",
     "figure.facecolor": SURFACE,
+    "figure.dpi": 120,
     "axes.facecolor": "none",
     "savefig.facecolor": SURFACE,
     "pdf.fonttype": 42,  # TrueType, which journals accept
     "svg.fonttype": "none",  # text stays text, not outlines
 }
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOCK = threading.RLock()
 
 
@@ -123,10 +141,113 @@ def settings() -> Iterator[None]:
         matplotlib.rcdefaults()
         parameters: Any = matplotlib.rcParams  # typed by its keys since 3.11, not before
         parameters.update(_STYLE)
+        parameters["font.family"] = families()
         yield
 
 
+# ---- texts ------------------------------------------------------------------------------
+
+
+def families(first: str = _FAMILY) -> list[str]:
+    """The fonts of a text. Each has what the ones before it lack; all are installed."""
+    known = set(matplotlib.font_manager.get_font_names())
+    return list(dict.fromkeys([first, _FAMILY, *(name for name in _FALLBACKS if name in known)]))
+
+
+def shown(text: str, most: int | None = None) -> str:
+    r"""A text with all characters visible.
+
+    A character that no font of `families` has is written as an escape, as ``\u4e2d``, and so are
+    control characters. A box in its place would be the same for all of them.
+
+    Args:
+        text: a token, or a name from outside.
+        most: number of characters to show. An ellipsis replaces the middle of a longer text. No
+            escape is cut in two, so a text of one escape may be longer.
+    """
+    pieces = [
+        letter if letter.isprintable() and _drawable(letter)
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    ]  # fmt: skip
+    if most is None or sum(map(len, pieces)) <= most or len(pieces) == 1:
+        return "".join(pieces)
+    left, right = "", ""
+    while True:
+        at = 0 if len(left) <= len(right) else -1
+        if len(left) + len(right) + len(pieces[at]) > most - 1:
+            return f"{left}…{right}" if left else pieces[0] + "…"
+        if at == 0:
+            left += pieces.pop(at)
+        else:
+            right = pieces.pop(at) + right
+
+
+def _drawable(letter: str) -> bool:
+    return letter.isascii() or any(_has(name, letter) for name in families())
+
+
+@functools.cache
+def _has(family: str, letter: str) -> bool:
+    """Whether a font has a character, in regular and in bold letters."""
+    fonts = matplotlib.font_manager
+    return all(
+        fonts.get_font(
+            fonts.findfont(fonts.FontProperties(family=[family], weight=weight))
+        ).get_char_index(ord(letter))
+        for weight in ("normal", "bold")
+    )
+
+
 # ---- parts of a figure ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def figure(size: tuple[float, float], layout: Any = "constrained") -> Iterator[Figure]:
+    """Gives the block a figure to draw on, within :func:`settings`. It needs no display.
+
+    It is not pyplot's: as a cell's value a notebook would show it twice.
+
+    Args:
+        size: width and height in inches.
+        layout: matplotlib's; "none" leaves the places of axes to the block.
+    """
+    with settings():
+        made = Figure(figsize=size, layout=layout)
+        FigureCanvasAgg(made)
+        yield made
+        settle(made)
+
+
+def settle(made: Any) -> None:
+    """Makes the ticks of a figure now.
+
+    matplotlib would make them when the figure is saved, and take their look from its settings then.
+    """
+    for axes in made.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            (tick,) = axis.get_major_ticks(1)
+            axis.get_minor_ticks(1)
+            # How many ticks have room depends on it.
+            axis.set_tick_params(labelsize=tick.label1.get_size())
+
+
+def title(axes: Axes, text: str, remark: str = "", *, legend: bool = False) -> None:
+    """Writes a title above the left corner, and below it a remark or the legend of the marks."""
+    axes.set_title(
+        shown(text), loc="left", fontsize=9.5, fontweight="bold", color=INK,
+        pad=18 if remark or legend else 8,
+    )  # fmt: skip
+    if remark:
+        axes.annotate(
+            shown(remark), (0, 1), xycoords="axes fraction", xytext=(0, 5),
+            textcoords="offset points", color=MUTED, va="bottom", fontsize=7.5,
+        )  # fmt: skip
+    if legend:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, handlelength=1.6,
+            columnspacing=1.2, handletextpad=0.5, borderpad=0.2,
+        )  # fmt: skip
 
 
 def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
@@ -134,9 +255,9 @@ def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
     figure = Figure(figsize=(WIDTH_IN, height_in))
     FigureCanvasAgg(figure)
     top = 1 - 0.2 / height_in
-    figure.text(0.012, top, title, fontsize=10, fontweight="bold", va="center")
+    figure.text(0.012, top, shown(title), fontsize=10, fontweight="bold", va="center")
     if subtitle:
-        figure.text(0.012, top - 0.2 / height_in, subtitle, color=MUTED, va="center")
+        figure.text(0.012, top - 0.2 / height_in, shown(subtitle), color=MUTED, va="center")
     return figure
 
 
@@ -145,7 +266,7 @@ def panels(
     count: int,
     *,
     left_in: float = 0.75,
-    right_in: float = 0.2,
+    right_in: float = 0.25,
     top_in: float = TOP_IN,
 ) -> Any:
     """Adds ``count`` axes, one above the other, with a common x axis. Margins are in inches."""
@@ -224,14 +345,6 @@ def nothing_to_show(title: str, reason: str) -> Figure:
     return figure
 
 
-def shortened(text: str, most: int) -> str:
-    """A name of at most ``most`` characters. An ellipsis replaces the middle of a longer one."""
-    if len(text) <= most:
-        return text
-    tail = (most - 1) // 2
-    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
-
-
 # ---- axes -------------------------------------------------------------------------------
 
 
@@ -247,6 +360,32 @@ def log_time_axis(axes: Axes, low_s: float, high_s: float) -> None:
     axes.xaxis.set_major_locator(FixedLocator(decades))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.seconds(_rounded(value))))
+
+
+def log_ticks(axis: Axis, told: Callable[[float], str] | None = None) -> None:
+    """Labels a logarithmic axis: 1, 2 and 5 in each decade, if it has few.
+
+    Args:
+        axis: must have its final limits.
+        told: writes a number; None: without a unit.
+    """
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    subs = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
+    # A short axis may have none of these.
+    narrow = decades < 0.7
+    axis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=subs, numticks=9))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: (told or _number)(value)))
+
+
+def _number(value: float) -> str:
+    """A round number; far from 1 as a power of ten, as 2·10⁻⁵."""
+    power = math.floor(math.log10(value) + 1e-9)
+    if -3 <= power <= 4:
+        return f"{value:g}"
+    factor, raised = round(value / 10.0**power), str(power).translate(_RAISED)
+    return f"10{raised}" if factor == 1 else f"{factor}·10{raised}"
 
 
 def size_axis(axes: Axes, which: str) -> None:

@@ -13,6 +13,7 @@ MUTED = "#5b6672"
 RULE = "#c3cad2"
 GRID = "#e4e8ec"
 SURFACE = "#ffffff"
+ALARM = "#b3261e"  # of what is wrong, or held up
 
 #: For each region type: its colour, its colour on a dark page, and its line style.
 LOOKS: dict[str, tuple[str, str, Any]] = {
@@ -29,7 +30,7 @@ PALETTE = tuple(look[0] for look in LOOKS.values())
 _TONES = {
     "good": ("#1a7f4b", "#4cc38a"),
     "fair": ("#9a6700", "#e3b341"),
-    "bad": ("#b3261e", "#ff8379"),
+    "bad": (ALARM, "#ff8379"),
     "plain": ("#5b6672", "#a2acb6"),
 }
 _FONTS = (
@@ -50,6 +51,7 @@ def css_colors() -> tuple[dict[str, str], dict[str, str]]:
     }
     for name, (on_light, on_dark, _) in {**LOOKS, "other": OTHER}.items():
         light[f"--{name}"], dark[f"--{name}"] = on_light, on_dark
+    light["--bad"], dark["--bad"] = _TONES["bad"]
     return light, dark
 
 

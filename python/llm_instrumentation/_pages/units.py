@@ -52,6 +52,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 layer``, ``1,200 layers``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def tokens(value: float) -> str:
     """``1 token``, ``2.5 tokens``."""
     return f"{value:,.4g} token{'' if value == 1 else 's'}"

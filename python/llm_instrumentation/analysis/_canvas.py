@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,51 +13,56 @@ import numpy.typing as npt
 from .._extras import extra
 
 with extra("report", "A figure"):
-    import matplotlib.font_manager
+    import matplotlib
     import matplotlib.pyplot as plt  # so that a notebook shows the figure
     from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from .._pages import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BLUE", "ERRORS", "ORANGE", "SHARES", "SIZES", "canvas", "heat_map", "layer_labels",
-    "layers_on_x", "layers_on_y", "log_ticks", "panels", "shown", "sized", "small_heat_maps",
-    "title", "tokens_on_x", "tokens_on_y", "write_cells",
+    "layers_on_x", "layers_on_y", "sized", "small_heat_maps", "tokens_on_x", "tokens_on_y",
+    "write_cells",
 ]  # fmt: skip
 
 BLUE, ORANGE = "#0072b2", "#d55e00"  # of Okabe and Ito
 
-# Colours of heat maps. Lightness falls steadily, so they can be read in any colour vision and in
-# grey print.
+# Colours of heat maps. Lightness changes steadily, so they can be read in any colour vision and in
+# grey print. Large sizes are bright, large shares and errors dark.
 SHARES = "Blues"
-SIZES = "viridis_r"
+SIZES = "viridis"
 ERRORS = "YlOrRd"
 
 _LABEL_IN = 0.12  # inches that a label of an axis takes
 _LAYER_IN, _TOKEN_IN = 0.2, 0.3
+_UPRIGHT = 2  # labels of an x axis are turned if one has more characters than this
 _ABSENT = "#d5dae0"
 # Texts in cells. They differ from the colours of `drawing`, which `inline_svg` makes those of a
 # dark page: the colours of cells stay.
 _ON_DARK, _ON_LIGHT = "#fefefe", "#1b1f25"
 _DECADE = 10.0
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def sized(layers: Sequence[str], tokens: int | None = None) -> tuple[float, float]:
-    """Inches of a figure with a row for each layer, and a column for each token if it has some."""
+def sized(layers: Sequence[str], tokens: Sequence[str] | None = None) -> tuple[float, float]:
+    """Inches of a figure with a row for each layer.
+
+    Args:
+        layers: their names.
+        tokens: those of a heat map, which has a column for each; None: it is no heat map.
+    """
     labels, _ = layer_labels(layers)
-    names = 0.2 + 0.06 * max(map(len, labels))
-    height = 1.3 + min(max(len(layers), 4) * _LAYER_IN, 11)
-    across = (
-        drawing.WIDTH_IN - 0.4 if tokens is None else min(max(tokens * _TOKEN_IN, 3.4), 10) + 1.4
-    )
-    return names + across, height
+    names, rows = 0.2 + 0.06 * max(map(len, labels)), len(layers) * _LAYER_IN
+    if tokens is None:
+        return names + drawing.WIDTH_IN - 0.4, 1.3 + min(max(rows, 0.8), 11)
+    longest = max((len(token_text(token)) for token in tokens), default=0)
+    below = 0.06 * longest if longest > _UPRIGHT else 0.1
+    across = min(max(len(tokens) * _TOKEN_IN, 3.4), 10) + 1.4
+    # The label of the colours stands upright beside the rows, and needs the height.
+    return names + across, 0.95 + below + min(max(rows, 1.5), 11)
 
 
 @contextmanager
@@ -71,37 +74,9 @@ def canvas(ax: Axes | None, size: tuple[float, float]) -> Iterator[Axes]:
         size: width and height of that figure, in inches.
     """
     with drawing.settings():
-        yield plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax
-
-
-@contextmanager
-def panels(count: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
-    """As `canvas`: a new figure with several axes, one below the other.
-
-    It is not pyplot's: as a cell's value a notebook would show it twice.
-    """
-    with drawing.settings():
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure, figure.subplots(count, 1)
-
-
-def title(ax: Axes, text: str, remark: str = "", *, legend: bool = False) -> None:
-    """Writes a title above the left corner, and below it a remark or the legend of the marks."""
-    ax.set_title(
-        text, loc="left", fontsize=9.5, fontweight="bold", color=drawing.INK,
-        pad=18 if remark or legend else 8,
-    )  # fmt: skip
-    if remark:
-        ax.annotate(
-            remark, (0, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points",
-            color=drawing.MUTED, va="bottom", fontsize=7.5,
-        )  # fmt: skip
-    if legend:
-        ax.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=7.5,
-            borderaxespad=0.2, handlelength=1.6, columnspacing=1.2, handletextpad=0.5,
-            borderpad=0.2,
-        )  # fmt: skip
+        axes = plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax
+        yield axes
+        drawing.settle(axes.get_figure(root=True))
 
 
 def heat_map(
@@ -138,10 +113,10 @@ def heat_map(
     for side in ax.spines.values():
         side.set_visible(False)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=30)
-    bar.set_label(label)
+    bar.set_label(drawing.shown(label))
     bar.outline.set_visible(False)
     if isinstance(norm, LogNorm):
-        log_ticks(bar.ax.yaxis)
+        drawing.log_ticks(bar.ax.yaxis)
     return image
 
 
@@ -150,7 +125,7 @@ def write_cells(ax: Axes, texts: Sequence[Sequence[str]], on_dark: npt.NDArray[n
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
             ax.text(
-                column, row, drawing.shortened(shown(text), 9), ha="center", va="center",
+                column, row, drawing.shown(text, 10), ha="center", va="center",
                 fontsize=6, color=_ON_DARK if on_dark[row, column] else _ON_LIGHT,
             )  # fmt: skip
 
@@ -175,30 +150,29 @@ def small_heat_maps(
     """
     across = min(4, len(values))
     down = -(-len(values) // across)
-    # It is not pyplot's: as a cell's value a notebook would show it twice.
-    figure = Figure(figsize=(7.0, 0.6 + 7.0 / across * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    norm = Normalize(0.0, float(np.nanmax(values)))
-    map_of = matplotlib.colormaps[colors].with_extremes(bad=drawing.SURFACE)
-    for at, ax in enumerate(grid.flat):
-        if at >= len(values):
-            ax.set_visible(False)
-            continue
-        image = ax.imshow(
-            values[at], aspect="auto", cmap=map_of, norm=norm, interpolation="nearest"
-        )
-        ax.set_title(titles[at], fontsize=7.5, color=drawing.MUTED, loc="left", pad=3)
-        ax.tick_params(labelsize=6, length=0)
-        if at >= len(values) - across:
-            tokens_on_x(ax, columns, "")
-            ax.tick_params(labelbottom=True)
-        if at % across == 0:
-            tokens_on_y(ax, rows, "")
-    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40)
-    bar.set_label(label)
-    bar.outline.set_visible(False)
-    figure.suptitle(name, fontsize=9.5, fontweight="bold", x=0.012, ha="left")
-    return figure
+    with drawing.figure((7.0, 0.6 + 7.0 / across * down)) as figure:
+        grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        norm = Normalize(0.0, float(np.nanmax(values)))
+        map_of = matplotlib.colormaps[colors].with_extremes(bad=drawing.SURFACE)
+        for at, ax in enumerate(grid.flat):
+            if at >= len(values):
+                ax.set_visible(False)
+                continue
+            image = ax.imshow(
+                values[at], aspect="auto", cmap=map_of, norm=norm, interpolation="nearest"
+            )
+            ax.set_title(titles[at], fontsize=7.5, color=drawing.MUTED, loc="left", pad=3)
+            ax.tick_params(labelsize=6, length=0)
+            if at >= len(values) - across:
+                tokens_on_x(ax, columns, "")
+                ax.tick_params(labelbottom=True)
+            if at % across == 0:
+                tokens_on_y(ax, rows, "")
+        bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40)
+        bar.set_label(drawing.shown(label))
+        bar.outline.set_visible(False)
+        figure.suptitle(drawing.shown(name), fontsize=9.5, fontweight="bold", x=0.012, ha="left")
+        return figure
 
 
 def layers_on_y(ax: Axes, layers: Sequence[str]) -> None:
@@ -212,7 +186,7 @@ def layers_on_x(ax: Axes, layers: Sequence[str]) -> None:
     """Labels the columns of a heat map, or an x axis of layers."""
     labels, common = layer_labels(layers)
     _label(ax, "x", labels)
-    ax.tick_params(axis="x", labelrotation=90 if any(len(name) > 2 for name in labels) else 0)
+    _turn(ax, labels)
     ax.set_xlabel(common)
 
 
@@ -222,27 +196,14 @@ def tokens_on_x(
     """Labels the columns of a heat map, or an x axis with a token at each of some places."""
     labels = [token_text(token) for token in tokens]
     _label(ax, "x", labels, places)
-    ax.tick_params(axis="x", labelrotation=90 if any(len(text) > 2 for text in labels) else 0)
+    _turn(ax, labels)
     ax.set_xlabel(label)
 
 
-def log_ticks(axis: Axis) -> None:
-    """Labels a logarithmic axis with numbers: 1, 2 and 5 in each decade, if it has few."""
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    subs = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
-
-
-def _number(value: float) -> str:
-    """A round number; far from 1 as a power of ten, as 2·10⁻⁵."""
-    power = math.floor(math.log10(value) + 1e-9)
-    if -3 <= power <= 4:
-        return f"{value:g}"
-    factor, raised = round(value / 10.0**power), str(power).translate(_RAISED)
-    return f"10{raised}" if factor == 1 else f"{factor}·10{raised}"
+def _turn(ax: Axes, labels: Sequence[str]) -> None:
+    """Turns the labels of an x axis if one is long."""
+    turned = any(len(text) > _UPRIGHT for text in labels)
+    ax.tick_params(axis="x", labelrotation=90 if turned else 0)
 
 
 def tokens_on_y(ax: Axes, tokens: Sequence[str], label: str) -> None:
@@ -253,7 +214,7 @@ def tokens_on_y(ax: Axes, tokens: Sequence[str], label: str) -> None:
 
 def token_text(text: str) -> str:
     """A token as a label: without spaces around it, and shortened."""
-    return drawing.shortened(shown(text).strip() or repr(text), 14)
+    return drawing.shown(text.strip(" "), 14) or repr(text)
 
 
 def _label(
@@ -274,15 +235,5 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     found = [re.fullmatch(r"(.*?)\.?(\d+)", name) for name in layers]
     common = {match[1] for match in found if match}
     if all(found) and len(common) == 1 and len(layers) > 1:
-        return [match[2] for match in found if match], common.pop() or "Layer"
-    return [drawing.shortened(shown(name) or "<root>", 40) for name in layers], "Layer"
-
-
-@functools.cache
-def shown(text: str) -> str:
-    """A text with all characters visible: escaped, or a box if the font lacks it."""
-    font = matplotlib.font_manager.get_font(matplotlib.font_manager.findfont("DejaVu Sans"))
-    visible = (
-        c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text
-    )
-    return "".join(c if font.get_char_index(ord(c)) else "□" for c in "".join(visible))
+        return [match[2] for match in found if match], drawing.shown(common.pop()) or "Layer"
+    return [drawing.shown(name, 40) or "<root>" for name in layers], "Layer"

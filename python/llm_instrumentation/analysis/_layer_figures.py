@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from .similarity import LayerSimilarity
     from .views import LayerStatistics, MassiveActivations
 
-__all__ = ["draw_drift", "draw_outliers", "draw_ranges", "draw_similarity", "similarity_size"]
+__all__ = [
+    "draw_drift", "draw_outliers", "draw_ranges", "draw_similarity", "drift_layers", "drift_size",
+    "similarity_size",
+]  # fmt: skip
 
 _BAND = "#9fc6e0"
 _CELL_IN = 0.3  # of a square, in inches
@@ -39,9 +42,36 @@ def _rows(ax: Axes, layers: Sequence[str]) -> np.ndarray[Any, Any]:
     return places
 
 
+def drift_layers(comparison: CaptureComparison) -> list[int]:
+    """The places of the layers that `draw_drift` draws: all but those that are equal."""
+    return [
+        place
+        for place, layer in enumerate(comparison.layers)
+        if not layer.agrees or layer.equal < layer.tensors
+    ]
+
+
+def drift_size(comparison: CaptureComparison) -> tuple[float, float]:
+    """Inches of a figure of `draw_drift`."""
+    drawn = [comparison.layers[place].name for place in drift_layers(comparison)]
+    return _canvas.sized(drawn or [""])
+
+
 def draw_drift(ax: Axes, comparison: CaptureComparison) -> None:
     """Draws the relative error of each layer, as `plots.plot_drift` describes."""
-    layers, pairs = comparison.layers, comparison.pairs[comparison.pairs["compared"]]
+    chosen = drift_layers(comparison)
+    of = len(comparison.layers)
+    if not chosen:
+        ax.set_axis_off()
+        ax.text(
+            0.5, 0.5, "no layer differs", ha="center", va="center", color=drawing.MUTED, fontsize=9
+        )
+        drawing.title(ax, "Error of each layer", f"{of:,} of {of:,} layers are equal")
+        return
+    layers, pairs = (
+        [comparison.layers[place] for place in chosen],
+        comparison.pairs[comparison.pairs["compared"]],
+    )
     places = _rows(ax, [layer.name for layer in layers])
     errors = np.array([layer.relative_error for layer in layers])
     tolerances = np.array([layer.tolerance if layer.tensors else math.nan for layer in layers])
@@ -53,25 +83,37 @@ def draw_drift(ax: Axes, comparison: CaptureComparison) -> None:
     def on_axis(value: Any) -> Any:
         return np.clip(value, floor, ceiling)
 
-    for place in places:
-        its = of_pairs[pairs["layer"] == place]
+    for place, of_layer in zip(places, chosen, strict=True):
+        its = of_pairs[pairs["layer"] == of_layer]
         if len(its) and its.max() > its.min():
             ends = on_axis(np.array([its.min(), its.max()]))
             ax.plot(ends, [place, place], color=_BAND, linewidth=4, solid_capstyle="butt")
     drawn = np.where(np.isnan(errors), np.nan, on_axis(errors))
     over = np.array([layer.over > 0 for layer in layers])
     equal = errors == 0
-    ax.plot(drawn, places, color=_canvas.BLUE, linewidth=0.8, alpha=0.6)
-    for of, marker, color, fill, label in (
+    # The line has a gap where equal layers are left out.
+    gaps = np.flatnonzero(np.diff(chosen) > 1) + 1
+    ax.plot(
+        np.insert(drawn, gaps, np.nan), np.insert(places.astype(float), gaps, np.nan),
+        color=_canvas.BLUE, linewidth=0.8, alpha=0.6,
+    )  # fmt: skip
+    for marked, marker, color, fill, label in (
         (~over & ~equal, "o", _canvas.BLUE, True, "within the tolerance"),
         (over, "D", _canvas.ORANGE, True, "beyond it"),
-        (equal & ~over, "o", _canvas.BLUE, False, "equal"),
+        (equal & ~over, "o", _canvas.BLUE, False, "equal, but some have no pair"),
     ):
-        if (of & ~np.isnan(errors)).any():
+        if (marked & ~np.isnan(errors)).any():
+            # Errors of 0 and infinite ones lie on the frame, which would cut their markers.
             ax.plot(
-                drawn[of], places[of], marker, color=color, markersize=4.5, label=label,
+                drawn[marked], places[marked], marker, color=color, markersize=4.5, label=label,
                 markerfacecolor=color if fill else drawing.SURFACE, linestyle="none",
+                clip_on=False, zorder=3,
             )  # fmt: skip
+    for place in places[np.isinf(errors)]:
+        ax.annotate(
+            "infinite", (ceiling, place), xytext=(-6, 0), textcoords="offset points", ha="right",
+            va="center", fontsize=6.5, color=drawing.MUTED,
+        )  # fmt: skip
     if (tolerances > 0).any():
         ax.plot(
             np.where(tolerances > 0, tolerances, np.nan), places, color=drawing.MUTED,
@@ -87,8 +129,10 @@ def draw_drift(ax: Axes, comparison: CaptureComparison) -> None:
             textcoords="offset points", color=_canvas.ORANGE, fontweight="bold", va="center",
             annotation_clip=False,
         )  # fmt: skip
-    _canvas.log_ticks(ax.xaxis)
-    _canvas.title(ax, "Error of each layer", legend=True)
+    drawing.log_ticks(ax.xaxis)
+    left_out = of - len(chosen)
+    equal_told = f" that differs; {left_out:,} of {of:,} are equal" if left_out else ""
+    drawing.title(ax, f"Error of each layer{equal_told}", legend=True)
 
 
 def draw_outliers(ax: Axes, found: MassiveActivations) -> None:
@@ -115,15 +159,15 @@ def draw_outliers(ax: Axes, found: MassiveActivations) -> None:
                 )  # fmt: skip
         most = ones[0]
         ax.annotate(
-            f"channel {most.channel}, {drawing.shortened(_canvas.shown(most.token), 12)}",
+            f"channel {most.channel}, {drawing.shown(most.token, 12)}",
             (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0),
             textcoords="offset points", va="center", fontsize=6.5, color=drawing.MUTED,
             annotation_clip=False,
         )  # fmt: skip
     ax.set_xscale("log")
     ax.set_xlabel("Magnitude")
-    _canvas.log_ticks(ax.xaxis)
-    _canvas.title(
+    drawing.log_ticks(ax.xaxis)
+    drawing.title(
         ax, f"Largest activations, {len(found.massive) or 'none'} of them massive", legend=True
     )
 
@@ -146,7 +190,7 @@ def draw_ranges(ax: Axes, found: Sequence[LayerStatistics]) -> None:
     ax.set_xlabel("Value")
     odd = sum(one.nan + one.inf for one in found)
     left_out = f", without {odd:,} that are NaN or infinite" if odd else ""
-    _canvas.title(ax, f"Values of each layer{left_out}", legend=True)
+    drawing.title(ax, f"Values of each layer{left_out}", legend=True)
 
 
 def similarity_size(found: LayerSimilarity) -> tuple[float, float]:
@@ -174,4 +218,4 @@ def draw_similarity(ax: Axes, found: LayerSimilarity) -> None:
     if found.a != found.b:
         for name, label in ((found.a, ax.yaxis.label), (found.b, ax.xaxis.label)):
             label.set_text(f"{label.get_text()} of {os.path.basename(name)}")
-    _canvas.title(ax, "Similarity of layers", found.title)
+    drawing.title(ax, "Similarity of layers", found.title)

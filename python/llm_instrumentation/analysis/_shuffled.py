@@ -25,6 +25,7 @@ import torch
 
 from .._files import replacing
 from .._json import load_json_file
+from .._pages import units
 from .._parsing import parsing
 from ..core._atomic import typed_errors
 from ..errors import InvalidArgumentError, NoSpaceError
@@ -211,8 +212,8 @@ class ShuffledRows:
         free = shutil.disk_usage(self._folder).free + there
         if needed > free:
             raise NoSpaceError(
-                f"{self._folder} needs {needed / 1e9:.1f} GB for rows in a random order, "
-                f"{free / 1e9:.1f} GB are free: give scratch= a folder on another disk"
+                f"{self._folder} needs {units.size(needed)} for rows in a random order, "
+                f"{units.size(free)} are free: give scratch= a folder on another disk"
             )
 
     def _deal(

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._extras import extra
 from .._pages import drawing
 from . import _canvas
+
+with extra("report", "A figure"):
+    from matplotlib.colors import LogNorm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,14 +49,14 @@ def draw_attention(ax: Axes, found: AttentionWeights, head: int | None = None) -
     )  # fmt: skip
     _canvas.tokens_on_x(ax, found.keys, "Key")
     _canvas.tokens_on_y(ax, found.queries, "Query")
-    _canvas.title(ax, found.layer, of)
+    drawing.title(ax, found.layer, of)
 
 
 def lens_size(lens: LogitLens) -> tuple[float, float]:
     """Inches of a figure of `draw_lens`."""
     return (
         1.6 + min(max(0.52 * len(lens.tokens), 3.6), 14),
-        _canvas.sized(lens.layers)[1] + 0.3,
+        _canvas.sized(lens.layers, lens.tokens)[1] + 0.2,
     )
 
 
@@ -63,15 +67,17 @@ def draw_lens(ax: Axes, lens: LogitLens) -> None:
         _canvas.write_cells(ax, lens.texts, lens.probabilities > 0.55)
     _canvas.layers_on_y(ax, lens.layers)
     _canvas.tokens_on_x(ax, lens.tokens)
-    _canvas.title(ax, "Logit lens", "the most probable token behind each token")
+    drawing.title(ax, "Logit lens", "the most probable token behind each token")
 
 
 def draw_norms(ax: Axes, norms: TokenNorms) -> None:
     """Draws the norms of tokens, as `plots.plot_token_norms` describes."""
-    _canvas.heat_map(ax, norms.values, _canvas.SIZES, "L2 norm", log=True)
+    image = _canvas.heat_map(ax, norms.values, _canvas.SIZES, "L2 norm", log=True)
     _canvas.layers_on_y(ax, norms.layers)
     _canvas.tokens_on_x(ax, norms.tokens)
-    _canvas.title(ax, "Norm of each token")
+    scale = "logarithmic" if isinstance(image.norm, LogNorm) else "linear"
+    remark = f"large norms are bright; one {scale} scale of colours for all layers"
+    drawing.title(ax, "Norm of each token", remark)
 
 
 def draw_errors(ax: Axes, errors: TokenErrors) -> None:
@@ -79,4 +85,4 @@ def draw_errors(ax: Axes, errors: TokenErrors) -> None:
     _canvas.heat_map(ax, errors.values, _canvas.ERRORS, "Relative error", log=True)
     _canvas.layers_on_y(ax, errors.layers)
     _canvas.tokens_on_x(ax, errors.tokens)
-    _canvas.title(ax, "Error of each token", "‖b − a‖ / ‖a‖ of its vector")
+    drawing.title(ax, "Error of each token", "‖b − a‖ / ‖a‖ of its vector")

@@ -116,11 +116,10 @@ def plot_attention_heads(
     Arguments and errors are those of `plot_attention`.
     """
     found = attention_weights(capture, layer, step=step, batch_row=batch_row, tokenizer=tokenizer)
-    with drawing.settings():
-        return _canvas.small_heat_maps(
-            found.weights, [f"head {n}" for n in range(len(found.weights))], found.queries,
-            found.keys, _canvas.SHARES, "Attention weight", found.layer,
-        )  # fmt: skip
+    return _canvas.small_heat_maps(
+        found.weights, [f"head {n}" for n in range(len(found.weights))], found.queries,
+        found.keys, _canvas.SHARES, "Attention weight", found.layer,
+    )  # fmt: skip
 
 
 # ---- tokens ---------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def plot_token_norms(
     Arguments and errors are those of `token_norms` and of `plot_attention`.
     """
     norms = token_norms(capture, layers, sequence=sequence, tokenizer=tokenizer)
-    with _canvas.canvas(ax, _canvas.sized(norms.layers, len(norms.tokens))) as axes:
+    with _canvas.canvas(ax, _canvas.sized(norms.layers, norms.tokens)) as axes:
         _token_figures.draw_norms(axes, norms)
         return axes
 
@@ -183,7 +182,7 @@ def plot_token_errors(
     Arguments and errors are those of `token_errors` and of `plot_attention`.
     """
     errors = token_errors(a, b, layers, sequence=sequence, rename=rename, tokenizer=tokenizer)
-    with _canvas.canvas(ax, _canvas.sized(errors.layers, len(errors.tokens))) as axes:
+    with _canvas.canvas(ax, _canvas.sized(errors.layers, errors.tokens)) as axes:
         _token_figures.draw_errors(axes, errors)
         return axes
 
@@ -251,7 +250,8 @@ def plot_drift(comparison: CaptureComparison, ax: Axes | None = None) -> Axes:
     """Draws the relative error of each layer of two captures, in the order of execution.
 
     A bar reaches from the least to the largest error of its tensors. The dashed line is the
-    tolerance. Layers beyond it have a diamond.
+    tolerance. Layers beyond it have a diamond. Layers whose tensors are all equal are left out; the
+    title says how many.
 
     Args:
         comparison: of `compare_captures`.
@@ -265,6 +265,6 @@ def plot_drift(comparison: CaptureComparison, ax: Axes | None = None) -> Axes:
         raise InvalidArgumentError(
             f"no tensors of {comparison.a} and {comparison.b} could be compared"
         )
-    with _canvas.canvas(ax, _canvas.sized([layer.name for layer in comparison.layers])) as axes:
+    with _canvas.canvas(ax, _layer_figures.drift_size(comparison)) as axes:
         _layer_figures.draw_drift(axes, comparison)
         return axes

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
+from .._pages import units
 from .._warn import warn
 from ..core.run_folder import is_run_folder
 from ..core.run_records import RunRecord
@@ -587,7 +588,7 @@ class ActivationReader:
             _count(len(self.layers), "layer"),
             _count(len(self.steps), "step"),
             _count(self.info.packets, "packet"),
-            _bytes(self.info.file_bytes),
+            units.size(self.info.file_bytes),
         ]
         if self.missing:
             says.append(f"{len(self.missing)} missing")
@@ -942,11 +943,3 @@ def _span(values: npt.NDArray[Any], what: str) -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _bytes(n: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} TB"

@@ -199,6 +199,7 @@ def plot_token_progression(
     Raises:
         ValueError: there is no such column, or no token is known.
     """
+    from .._pages import drawing
     from . import _canvas
 
     table = _by_token(packet_stats, token_metadata, metric)
@@ -214,7 +215,7 @@ def plot_token_progression(
         axes.grid(True, axis="y")
         _canvas.tokens_on_x(axes, _token_texts(table, means.index), places=places.tolist())
         axes.set_ylabel(_title(metric))
-        _canvas.title(axes, f"{_title(metric)} of each token", legend=True)
+        drawing.title(axes, f"{_title(metric)} of each token", legend=True)
         return axes
 
 
@@ -243,6 +244,7 @@ def visualize_attention_patterns(
 
     if not isinstance(stream_packets, pd.DataFrame):
         stream_packets = build_packet_dataframe(stream_packets, token_metadata)
+    from .._pages import drawing
     from . import _canvas
 
     table = _by_token(stream_packets, token_metadata, metric)
@@ -252,7 +254,7 @@ def visualize_attention_patterns(
         _canvas.heat_map(axes, cells.to_numpy(float), _canvas.SIZES, _title(metric), log=True)
         _canvas.tokens_on_y(axes, _token_texts(table, cells.index), "Token")
         _canvas.layers_on_x(axes, [str(name) for name in cells.columns])
-        _canvas.title(axes, f"{_title(metric)} of each layer and token")
+        drawing.title(axes, f"{_title(metric)} of each layer and token")
         return axes
 
 
@@ -365,9 +367,11 @@ def _hover(table: pd.DataFrame) -> list[str]:
 def _still_dashboard(
     table: pd.DataFrame, metric: str, means: pd.Series[float], titles: tuple[str, str]
 ) -> Figure:
+    from .._pages import drawing
     from . import _canvas
 
-    with _canvas.panels(2, (9, 6.5)) as (figure, (upper, lower)):
+    with drawing.figure((9, 6.5)) as figure:
+        upper, lower = figure.subplots(2)
         values = table[metric].to_numpy(dtype=float)
         upper.plot(np.arange(len(table)), values, color=_canvas.BLUE, linewidth=1)
         upper.set(xlabel="Packet", ylabel=_title(metric))
@@ -375,7 +379,7 @@ def _still_dashboard(
         _canvas.layers_on_x(lower, [str(name) for name in means.index])
         for axes, text in zip((upper, lower), titles, strict=True):
             axes.grid(True, axis="y")
-            _canvas.title(axes, text)
+            drawing.title(axes, text)
         return figure
 
 

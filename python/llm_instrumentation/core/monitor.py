@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from .._notebook_progress import NotebookLine, in_notebook
+from .._pages import units
 from .._warn import warn
 from .progress_line import BottomLine, Lines
 from .stats import CaptureStats
@@ -87,9 +88,9 @@ class Monitor:
         if free < rate * _HORIZON_SECONDS:
             self._warned = True
             warn(
-                f"the file system of {self._path} has {_size(free)} left: at "
-                f"{_size(rate)}/s that lasts {free / rate:.0f} s. A full disk ends the capture "
-                "and keeps what is written"
+                f"the file system of {self._path} has {units.size(free)} left: at "
+                f"{units.size(rate)}/s that lasts {free / rate:.0f} s. A full disk ends the "
+                "capture and keeps what is written"
             )
 
 
@@ -107,8 +108,8 @@ def _describe(s: CaptureStats, drained: float | None = None) -> str:
             None: the capture goes on.
     """
     text = (
-        f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.stored_bytes)} "
-        f"({s.ratio:.2f}x), queue {_size(s.queued_bytes)}"
+        f"{s.packets:,} packets, {units.size(s.raw_bytes)} -> {units.size(s.stored_bytes)} "
+        f"({s.ratio:.2f}x), queue {units.size(s.queued_bytes)}"
     )
     if drained is not None:
         text += " to write"
@@ -121,11 +122,3 @@ def _describe(s: CaptureStats, drained: float | None = None) -> str:
     if s.failed:
         text += f", {s.failed:,} not captured"
     return text
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"

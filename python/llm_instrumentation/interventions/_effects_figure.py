@@ -115,15 +115,15 @@ def _heat_map(
                 f"{label.lower()} {column}: draw the effects of fewer sites"
             )
         matrix[cell] = mean[at]
-    size = _canvas.sized(list(row_of), len(ordered))
+    shown = [(texts or {}).get(column, column) for column in ordered]
+    size = _canvas.sized(list(row_of), shown)
     with _canvas.canvas(ax, size) as axes:
         most = float(np.nanmax(np.abs(matrix))) or 1.0
         label_of_colors = f"Effect on {effects.metric}"
         _canvas.heat_map(axes, matrix, _SIGNED, label_of_colors, limits=(-most, most))
         _canvas.layers_on_y(axes, list(row_of))
-        shown = [(texts or {}).get(column, column) for column in ordered]
         _canvas.tokens_on_x(axes, shown, "Token" if texts else label)
-        _canvas.title(axes, _title(effects), _remark(effects))
+        drawing.title(axes, _title(effects), _remark(effects))
         return axes
 
 
@@ -154,7 +154,7 @@ def _bars(effects: Effects, ax: Axes | None) -> Axes:
         axes.set_axisbelow(True)
         why = width_remark(mean, low, high, effects.values.shape[1])
         axes.set_xlabel("\n".join(filter(None, [f"Effect on {effects.metric}", why])))
-        _canvas.title(axes, _title(effects), _remark(effects))
+        drawing.title(axes, _title(effects), _remark(effects))
         return axes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,16 @@ from .._extras import extra
 
 with extra("report", "A figure of block devices"):
     import matplotlib.dates
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .._pages.drawing import prepare_notebook
+from .._pages import drawing
 from .analysis import Device, Floats, anomalous, bucket_edges_us, percentiles_us
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["device_figures", "draw_device", "draw_timeline", "file_stems", "latency_text"]
 
@@ -71,12 +70,16 @@ def device_figures(device: Device, percentiles: Sequence[float]) -> Iterator[tup
         percentiles: the percentiles of latency to draw, each from 0 to 100.
     """
     if device.requests.any():
-        yield "latency_hist", _latency_hist(device)
+        yield "latency_hist", _drawn(device, "requests by latency", _draw_latency_hist)
     if device.requests.any() or device.depths.any():
-        yield "queue_depth", _queue_depth(device)
+        yield "queue_depth", _drawn(device, "requests in flight", _draw_queue_depth)
     if device.requests.any():
-        yield "requests", _requests(device)
-        yield "latency_percentiles", _latency_percentiles(device, percentiles)
+        title = f"requests, {device.requests.sum():,} in all"
+        yield "requests", _drawn(device, title, _draw_requests)
+        yield (
+            "latency_percentiles",
+            _drawn(device, "latency", _draw_latency_percentiles, percentiles),
+        )
 
 
 def draw_device(
@@ -108,57 +111,59 @@ def draw_timeline(table: pd.DataFrame) -> Figure:
     Args:
         table: a table of :func:`.correlation.timeline`.
     """
-    prepare_notebook()
-    figure = Figure(figsize=(9, 9), dpi=120, layout="constrained")
-    rates, waits, latency, pressure = figure.subplots(4, sharex=True)
-    edges = np.append(table.index[0] - table["interval_s"].iloc[0], table.index)
+    with drawing.figure((9, 9)) as figure:
+        rates, waits, latency, pressure = figure.subplots(4, sharex=True)
+        edges = np.append(table.index[0] - table["interval_s"].iloc[0], table.index)
 
-    def steps(axes: Axes, column: str, label: str, scale: float = 1.0) -> None:
-        if table[column].notna().any():
-            values = table[column].to_numpy(np.float64) * scale
-            axes.stairs(values, edges, baseline=None, linewidth=1.4, label=label)
+        def steps(axes: Axes, column: str, label: str, scale: float = 1.0) -> None:
+            if table[column].notna().any():
+                values = table[column].to_numpy(np.float64) * scale
+                axes.stairs(values, edges, baseline=None, linewidth=1.4, label=label)
 
-    steps(rates, "captured_mb_s", "activations captured")
-    steps(rates, "file_mb_s", "stream written")
-    steps(rates, "disk_mb_s", "disk, reads and writes")
-    rates.set_ylabel("MB/s")
-    # The last interval may be a few milliseconds, in which a rate says little.
-    long = table["interval_s"] >= table["interval_s"].median() / 2
-    drawn = table.loc[long, ["captured_mb_s", "file_mb_s", "disk_mb_s"]].max().max()
-    rates.set_ylim(top=drawn * 1.05 if drawn > 0 else None)
-    steps(waits, "stall_share", "model waits for room", 100)
-    steps(waits, "write_share", "writer in write calls", 100)
-    steps(waits, "write_blocked_share", "writer waits for the disk", 100)
-    steps(waits, "cpu_throttled_share", "CPU quota used up", 100)
-    waits.set_ylabel("% of the interval")
-    steps(latency, "disk_mean_us", "mean")
-    steps(latency, "disk_p99_us", "p99")
-    latency.set_yscale("log")
-    latency.yaxis.set_major_formatter(FuncFormatter(lambda us, _: latency_text(us)))
-    latency.set_ylabel("latency of the disk")
-    steps(pressure, "io_pressure", "I/O", 100)
-    steps(pressure, "memory_pressure", "memory", 100)
-    steps(pressure, "cpu_pressure", "CPU", 100)
-    pressure.set_ylabel("% of the time some task waits")
-    pressure.set_xlabel("seconds since the capture began")
-    for axes in (rates, waits, latency, pressure):
-        for what, color in (("disk", "tab:red"), ("cpu", "tab:gray")):
-            for row in np.flatnonzero(table["bottleneck"] == what):
-                axes.axvspan(edges[row], edges[row + 1], color=color, alpha=0.15, linewidth=0)
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        else:
-            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
-        if axes is not latency:
-            axes.set_ylim(bottom=0)
-    rates.set_title("shaded: the model waits, red for the disk, grey for the CPU")
-    FigureCanvasAgg(figure)
-    return figure
+        steps(rates, "captured_mb_s", "activations captured", 1e6)
+        steps(rates, "file_mb_s", "stream written", 1e6)
+        steps(rates, "disk_mb_s", "disk, reads and writes", 1e6)
+        rates.set_ylabel("bytes a second")
+        # The last interval may be a few milliseconds, in which a rate says little.
+        long = table["interval_s"] >= table["interval_s"].median() / 2
+        drawn = table.loc[long, ["captured_mb_s", "file_mb_s", "disk_mb_s"]].max().max() * 1e6
+        rates.set_ylim(top=drawn * 1.05 if drawn > 0 else None)
+        steps(waits, "stall_share", "model waits for room", 100)
+        steps(waits, "write_share", "writer in write calls", 100)
+        steps(waits, "write_blocked_share", "writer waits for the disk", 100)
+        steps(waits, "cpu_throttled_share", "CPU quota used up", 100)
+        waits.set_ylabel("% of the interval")
+        steps(latency, "disk_mean_us", "mean")
+        steps(latency, "disk_p99_us", "p99")
+        latency.set_yscale("log")
+        drawing.log_ticks(latency.yaxis, latency_text)
+        latency.set_ylabel("latency of the disk")
+        steps(pressure, "io_pressure", "I/O", 100)
+        steps(pressure, "memory_pressure", "memory", 100)
+        steps(pressure, "cpu_pressure", "CPU", 100)
+        pressure.set_ylabel("% of the time\nsome task waits")
+        pressure.set_xlabel("seconds since the capture began")
+        for axes in (rates, waits, latency, pressure):
+            for what, color in (("disk", drawing.ALARM), ("cpu", drawing.MUTED)):
+                for row in np.flatnonzero(table["bottleneck"] == what):
+                    axes.axvspan(edges[row], edges[row + 1], color=color, alpha=0.15, linewidth=0)
+            axes.grid(True, axis="y")
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+            else:
+                axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+            if axes is not latency:
+                axes.set_ylim(bottom=0)
+        drawing.size_axis(rates, "y")
+        drawing.title(
+            rates,
+            "The capture over time",
+            "shaded: the model waits, red for the disk, grey for the CPU",
+        )
+        return figure
 
 
-def _latency_hist(device: Device) -> Figure:
-    figure, axes = _axes(device, "requests by latency")
+def _draw_latency_hist(axes: Axes, device: Device) -> None:
     edges, rows = _cells(device)
     used = np.flatnonzero(device.counts.any(axis=0))
     first, last = int(used[0]), int(used[-1]) + 1
@@ -179,18 +184,17 @@ def _latency_hist(device: Device) -> Figure:
     )
     label = "requests in the window" if together == 1 else f"requests in {together} windows"
     plain = FuncFormatter(lambda count, _: f"{count:,.0f}")  # not 10^n, the default for logs
-    figure.colorbar(mesh, ax=axes, label=label, format=plain)
+    bar = axes.figure.colorbar(mesh, ax=axes, label=label, format=plain)
+    bar.outline.set_visible(False)
     bounds = bucket_edges_us(last)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 4, 5, 10]))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda at, _: latency_text(bounds[int(at)]) if 0 <= at <= last else "")
     )
     axes.set_ylabel("latency (buckets of powers of two)")
-    return figure
 
 
-def _queue_depth(device: Device) -> Figure:
-    figure, axes = _axes(device, "requests in flight")
+def _draw_queue_depth(axes: Axes, device: Device) -> None:
     _, rows = _cells(device)
     # A gap gets any time, because its NaN is not drawn.
     times = np.where(rows >= 0, device.ends[rows], device.ends[np.roll(rows, -1)])
@@ -199,20 +203,16 @@ def _queue_depth(device: Device) -> Figure:
     axes.set_ylabel("requests in flight, at each snapshot")
     axes.set_ylim(bottom=0, top=max(1.0, 1.05 * float(device.depths.max())))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
 
 
-def _requests(device: Device) -> Figure:
-    figure, axes = _axes(device, f"requests, {device.requests.sum():,} in all")
+def _draw_requests(axes: Axes, device: Device) -> None:
     edges, rows = _cells(device)
     axes.stairs(_spread(device.requests / device.intervals, rows), edges, fill=True)
     axes.set_ylabel("requests completed per second")
     axes.set_ylim(bottom=0)
-    return figure
 
 
-def _latency_percentiles(device: Device, percentiles: Sequence[float]) -> Figure:
-    figure, axes = _axes(device, "latency")
+def _draw_latency_percentiles(axes: Axes, device: Device, percentiles: Sequence[float]) -> None:
     edges, rows = _cells(device)
     values = _spread(percentiles_us(device.counts, percentiles), rows)
     for percentile, line in zip(percentiles, values.T, strict=True):
@@ -223,40 +223,32 @@ def _latency_percentiles(device: Device, percentiles: Sequence[float]) -> Figure
             [(edges[i], edges[i + 1] - edges[i]) for i in np.flatnonzero(strange)],
             (0, 1),
             transform=axes.get_xaxis_transform(),
-            color="tab:red",
+            color=drawing.ALARM,
             alpha=0.2,
             zorder=0,
             label="anomalous window",
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: latency_text(us)))
-    axes.yaxis.set_minor_formatter(
-        FuncFormatter(lambda us, _: latency_text(us) if _few_decades(axes) else "")
-    )
+    drawing.log_ticks(axes.yaxis, latency_text)
     axes.set_ylabel("latency in the window")
-    figure.legend(loc="outside right upper", frameon=False)
-    return figure
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _few_decades(axes: Axes) -> bool:
-    low, high = axes.get_ylim()
-    return high < 30 * low
-
-
-def _axes(device: Device, title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(f"{device.name}: {title}", parse_math=False)
-    axes.set_xlabel("time (UTC)")
-    edges, _ = _cells(device)
-    dates: Any = matplotlib.dates  # its classes have no types
-    locator = dates.AutoDateLocator(tz=timezone.utc)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=timezone.utc))
-    axes.set_xlim(edges[0], edges[-1])
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    return figure, axes
+def _drawn(device: Device, title: str, draw: Callable[..., None], *arguments: Any) -> Figure:
+    """A figure over the time of a trace. ``draw`` gets its axes, the device and the arguments."""
+    with drawing.figure((9, 4.5)) as figure:
+        axes = figure.add_subplot()
+        axes.set_xlabel("time (UTC)")
+        edges, _ = _cells(device)
+        dates: Any = matplotlib.dates  # its classes have no types
+        locator = dates.AutoDateLocator(tz=timezone.utc)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=timezone.utc))
+        axes.set_xlim(edges[0], edges[-1])
+        axes.grid(True, axis="y")
+        draw(axes, device, *arguments)
+        drawing.title(axes, f"{device.name}: {title}")
+        return figure
 
 
 def _cells(device: Device) -> tuple[Floats, Any]:
@@ -285,6 +277,6 @@ def _spread(values: Any, rows: Any) -> Any:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png")
+    with drawing.settings():
+        figure.savefig(path, format="png")
     return path

@@ -12,9 +12,7 @@ import numpy as np
 from .._extras import extra
 
 with extra("report", "A report of block devices"):
-    import matplotlib
     import pandas as pd
-    from cycler import cycler
 
 from .._files import write_text
 from .._pages import drawing, page, units
@@ -153,10 +151,8 @@ def _devices(
 
 
 def _figures(device: Device, stem: str, percentiles: Sequence[float]) -> str:
-    # inline_svg replaces the colours of this palette in the dark theme.
-    cycle = cycler(color=drawing.PALETTE)
     drawn = []
-    with drawing.settings(), matplotlib.rc_context({"axes.prop_cycle": cycle}):
+    with drawing.settings():
         for name, figure in device_figures(device, percentiles):
             figure.set_size_inches(*_FIGURE_IN)
             description = f"{_DESCRIPTIONS[name]}, {device.name}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._pages import page, units
-from ..analysis import _canvas, _layer_figures
+from ..analysis import _layer_figures
 from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
@@ -108,25 +108,26 @@ def comparison_parts(
     for path, names in ((found.a, found.only_in_a), (found.b, found.only_in_b)):
         if names:
             more = f", and {len(names) - _TOLD:,} more" if len(names) > _TOLD else ""
-            yield page.paragraph(f"Only in {path}: {', '.join(names[:_TOLD])}{more}")
+            yield page.paragraph(f"Layers that only {path} has: {', '.join(names[:_TOLD])}{more}.")
+    shown = len(_layer_figures.drift_layers(found))
     of_steps = "all tensors" if steps is None else f"{len(steps):,} of {of:,} steps"
     yield page.paragraph(
-        f"The reference is {found.a}. Compared: {of_steps}, {len(found.layers):,} layers, of which "
-        f"{len(differing):,} differ."
+        f"The reference is {found.a}. Compared: {of_steps} of "
+        f"{units.counted(len(found.layers), 'layer')}. Equal: {len(found.layers) - shown:,}. "
+        f"Different, but within the tolerance: {shown - len(differing):,}. Beyond the tolerance, "
+        f"or with tensors that have no partner: {len(differing):,}."
     )
-    if found.pairs["compared"].any() and len(found.layers) <= _DRAWN:
+    if found.pairs["compared"].any() and 0 < shown <= _DRAWN:
         yield drawn(
-            "drift", f"The relative error of {len(found.layers)} layers",
-            _canvas.sized([layer.name for layer in found.layers]),
+            "drift", f"The relative error of {shown} layers; the others are equal",
+            _layer_figures.drift_size(found),
             lambda ax: _layer_figures.draw_drift(ax, found),
             "A bar reaches from the least to the largest error of a layer's tensors. A diamond is "
             "beyond the tolerance.",
         )  # fmt: skip
     yield page.listing(_HEADS, map(_row, differing[:_LISTED]))
     if len(differing) > _LISTED:
-        yield page.paragraph(
-            f"{len(differing) - _LISTED:,} more layers that differ are not listed."
-        )
+        yield page.paragraph(f"{len(differing) - _LISTED:,} more of these layers are not listed.")
 
 
 def _row(layer: LayerComparison) -> tuple[str, ...]:

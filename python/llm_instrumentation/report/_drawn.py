@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._extras import extra
 from .._pages import drawing, page
-
-with extra("report", "A report"):
-    from matplotlib.figure import Figure
 
 __all__ = ["drawn"]
 
@@ -26,7 +22,6 @@ def drawn(
         draw: draws on the axes that it gets.
         caption: a text below the figure.
     """
-    with drawing.settings():
-        figure = Figure(figsize=size, layout="constrained")
+    with drawing.figure(size) as figure:
         draw(figure.add_subplot())
         return page.figure(drawing.inline_svg(figure, name, told), caption, width_in=size[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._pages import page, small
+from .._pages import page, small, units
 
 if TYPE_CHECKING:
     from ..analysis.sparse_autoencoder import Feature, FeatureContext, TokenEffect
@@ -25,16 +25,17 @@ def feature_parts(features: Sequence[Feature]) -> Iterator[str]:
         yield page.paragraph("The folder has no feature that was active.")
         return
     yield page.paragraph(
-        f"The {len(features)} features with the largest activations. In a context the colour "
-        "of a token is as strong as its activation; the underlined token has the value on the left."
+        ("The feature" if len(features) == 1 else f"The {len(features)} features")
+        + " with the largest activations. The stronger the colour of a token in a context, the "
+        "larger is its activation. The number on the left is that of the underlined token."
     )
     for feature in features:
         yield (
             '<article class="feature">'
             f"<h3>{escape(feature.layer)}, feature {feature.feature}</h3>"
             + page.paragraph(
-                f"Active on {feature.fired:,} tokens ({feature.density:.2%}), at most "
-                f"{feature.maximum:.3g}."
+                f"Active on {units.counted(feature.fired, 'token')} ({feature.density:.2%}). Its "
+                f"largest activation is {feature.maximum:.3g}."
             )
             + _histogram(feature)
             + _effects("promotes", feature.promoted)

@@ -44,9 +44,9 @@ def layer_tables(
     if len(layers) > _MOST:
         yield page.paragraph(f"{len(layers) - _MOST:,} more layers are not listed.")
     yield page.paragraph(
-        "RMS is the root mean square of a layer's values: the L2 norm over the root of their "
-        "number. Beside it stands its course over the steps. The error is the squared error of "
-        "storing over the squares of the values. A histogram has 40 equal parts of the range.",
+        "RMS is the root mean square of a layer's values; the line beside it is the RMS over the "
+        "steps. The error is the squared error that storing made, divided by the sum of the "
+        "squared values. The histogram on the right divides the range into 40 equal parts.",
         "sub",
     )
 

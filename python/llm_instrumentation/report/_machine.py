@@ -6,14 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._extras import extra
 from .._pages import drawing, page, units
 from ..errors import CorruptError, NotFoundError
 from ..probes.capture import CAPTURE, snapshot_path
-
-with extra("report", "A report"):
-    import matplotlib
-    from cycler import cycler
 
 __all__ = ["device_parts", "probe_parts", "trace_parts"]
 
@@ -33,16 +28,14 @@ def probe_parts(stream: str | os.PathLike[str]) -> Iterator[str]:
         return
     seconds = table["interval_s"]
     waited = float((table["stall_share"] * seconds).sum())
-    held_up = ", ".join(
-        f"{units.seconds(float(seconds[table['bottleneck'] == what].sum()))} by the {name}"
-        for what, name in (("disk", "disk"), ("cpu", "CPU"))
+    disk, cpu = (
+        units.seconds(float(seconds[table["bottleneck"] == what].sum())) for what in ("disk", "cpu")
     )
     yield page.paragraph(
         f"In {units.seconds(float(seconds.sum()))} the model waited {units.seconds(waited)} for "
-        f"room. It was held up {held_up}."
+        f"room. The disk was too slow in intervals of {disk} in all, the CPU in intervals of {cpu}."
     )
-    cycle = cycler(color=drawing.PALETTE)  # colours that inline_svg replaces on a dark page
-    with drawing.settings(), matplotlib.rc_context({"axes.prop_cycle": cycle}):
+    with drawing.settings():
         svg = drawing.inline_svg(
             plot_timeline(table), "capture-over-time",
             "Rates, waits, the latency of the disk and pressure over the time of the capture",

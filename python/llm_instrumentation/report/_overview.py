@@ -39,7 +39,10 @@ def chips(found: CaptureSummary) -> str:
 def notices(found: CaptureSummary, sample: Sample) -> Iterator[str]:
     """What a reader must know before the numbers: damage, what is missing, odd values."""
     if found.state == "running":
-        yield page.notice("fair", "A process is writing this capture. The page has what was there.")
+        yield page.notice(
+            "fair",
+            "A process is still writing this capture. The page shows what was there so far.",
+        )
     if found.state == "damaged":
         yield page.notice(
             "bad", f"Damaged: {found.problem}",
@@ -55,7 +58,9 @@ def notices(found: CaptureSummary, sample: Sample) -> Iterator[str]:
         )
     elif found.unlisted:
         yield page.notice(
-            "fair", f"{found.unlisted:,} packets are not in the index: shapes and steps are unknown"
+            "fair",
+            f"Not in the index: {units.counted(found.unlisted, 'packet')}. Their shapes and steps "
+            "are unknown.",
         )
     if found.tokens_problem:
         yield page.notice("bad", found.tokens_problem)
@@ -63,7 +68,9 @@ def notices(found: CaptureSummary, sample: Sample) -> Iterator[str]:
         yield page.notice("fair", "The capture has no tensors.")
     if sample.unreadable:
         yield page.notice(
-            "bad", f"{sample.unreadable:,} packets of the sample cannot be read:", *sample.reasons
+            "bad",
+            f"Cannot be read: {units.counted(sample.unreadable, 'packet')} of the sample.",
+            *sample.reasons,
         )
     odd = [
         f"{name or '<root>'} ({one.nan:,} NaN, {one.inf:,} infinite)"
@@ -88,7 +95,7 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
     bits = bits[bits >= 0]
     steps = units.count(found.steps)
     if found.first_step is not None:
-        steps += f", {found.first_step} to {found.last_step}"
+        steps += f" ({found.first_step} to {found.last_step})"
     rate = found.raw_bytes / found.seconds if found.seconds else math.nan
     yield page.definitions(
         [
@@ -99,15 +106,15 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
             ("types", _counted(found.source_dtypes)),
             ("stored as", _counted(found.stored_dtypes)),
             ("codecs", _counted(found.codecs)),
-            ("rounded to", f"{bits.min()} to {bits.max()} bits" if len(bits) else None),
-            ("stored as float32 too", len(catalogue.twins) or None),
+            ("rounded to", _bits(int(bits.min()), int(bits.max())) if len(bits) else None),
+            ("tensors also stored as float32", len(catalogue.twins) or None),
             ("stored in part", _counted(_in_part(reader))),
             ("raw", units.size(found.raw_bytes) if found.ratio else None),
             ("stored", units.size(found.stored_bytes)),
             ("compression ratio", f"{found.ratio:.2f}" if found.ratio else None),
             ("stream", f"{units.size(found.file_bytes)} ({found.file_bytes:,} bytes)"),
-            ("squared error over squares", f"{error:.2g}" if math.isfinite(error) else None),
-            ("first tensor to last", units.seconds(found.seconds) if found.seconds else None),
+            ("squared error / squared values", f"{error:.2g}" if math.isfinite(error) else None),
+            ("from first tensor to last", units.seconds(found.seconds) if found.seconds else None),
             ("captured", f"{units.size(rate)} a second" if found.ratio and rate > 0 else None),
             ("last written", f"{reader._written:%Y-%m-%d %H:%M:%S} UTC"),
             ("checkpoint", found.checkpoint),
@@ -128,6 +135,11 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
             ],
             texts=1,
         )
+
+
+def _bits(least: int, most: int) -> str:
+    """The bits of mantissa that values were rounded to."""
+    return f"{least if least == most else f'{least} to {most}'} bits of mantissa"
 
 
 def _in_part(reader: ActivationReader) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._pages import page
+from .._pages import page, units
 from ..analysis import _canvas, _layer_figures, _token_figures
 from ..analysis._text_rows import chosen_layers, rows_and_texts, rows_of_texts, token_labels
 from ..analysis.attention import AttentionWeights, weights_among, weights_of
@@ -135,9 +135,11 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
     steps = f"step {text.step}"
     if text.first_step != text.step:
         steps = f"steps {text.first_step} to {text.step}"
-    of = f"{layers}" if layers == text.of else f"{layers} of {text.of}"
+    of = "" if layers == text.of else f"{layers} of "
+    ending = "last token" if count == 1 else f"last {count} tokens"
     yield page.paragraph(
-        f"The first text of step {text.step}: its last {count} tokens, of {steps}, at {of} layers."
+        f"The first text of step {text.step}: its {ending}, of {steps}, at {of}"
+        f"{units.counted(text.of, 'layer')}."
     )
     yield page.code_block(text.text)
     norms = norms_of(text.rows)
@@ -151,7 +153,7 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
         )
     yield drawn(
         "token-norms", told,
-        _canvas.sized(norms.layers, count),
+        _canvas.sized(norms.layers, norms.tokens),
         lambda ax: _token_figures.draw_norms(ax, norms),
     )  # fmt: skip
     names = list(text.rows)
@@ -162,8 +164,8 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
         "massive activations",
         _canvas.sized(outliers.layers),
         lambda ax: _layer_figures.draw_outliers(ax, outliers),
-        "A massive activation has a ring: a magnitude above 100, and 1,000 times the median of its "
-        "layer or more.",
+        "A ring marks a massive activation: its magnitude is above 100, and at least 1,000 times "
+        "the median of its layer.",
     )
     if model is not None:
         last = {name: rows[-_PREDICTED:] for name, rows in text.rows.items()}
@@ -203,8 +205,8 @@ def attention_figures(reader: ActivationReader, text: TextOfStep, tokenizer: Any
     yield page.side_by_side(figures)
     if large:
         yield page.paragraph(
-            f"{large:,} tensors that may be attention weights have more than {_MOST_WEIGHTS:,} "
-            "values, and were not looked at."
+            f"Not looked at for attention weights: {units.counted(large, 'layer')} with tensors of "
+            f"more than {_MOST_WEIGHTS:,} values."
         )
 
 

@@ -305,6 +305,7 @@ def _origin(about: CaptureSummary, found: Sample) -> Iterator[str]:
     values = sum(one.values for one in found.layers.values())
     yield page.paragraph(
         f"Ranges, zeros and histograms are of {values:,} values from {found.packets:,} of "
-        f"{about.tensors:,} tensors, at equal distances. All else about the layers is from the "
-        f"index, which lists every tensor. Made by llm_instrumentation {__version__}."
+        f"{about.tensors:,} tensors, at equal distances. Everything else about the layers is from "
+        "the index, which lists every tensor; an RMS that the index lacks is of the same values. "
+        f"Made by llm_instrumentation {__version__}."
     )

@@ -30,7 +30,7 @@ _SHADE = "#f3f5f7"
 
 def plot_graph(graph: CausalGraph, ax: Axes | None) -> Axes:
     """See `causal_graph.CausalGraph.plot`."""
-    made = draw(graph)
+    made = draw(graph, _LEAST - _BAND - _SIDE)
     left = _BAND if made.bands else _SIDE
     across, up = left + made.width + _SIDE, made.height + 2 * _SIDE
     spare = max(0.0, _LEAST - across)
@@ -63,7 +63,7 @@ def plot_graph(graph: CausalGraph, ax: Axes | None) -> Axes:
                 linewidth=WIDEST,
                 label=f"absolute effect {largest:.3g}",
             )
-        _canvas.title(axes, _canvas.shown(title(graph)), legend=bool(graph.edges))
+        drawing.title(axes, title(graph), legend=bool(graph.edges))
         return axes
 
 
@@ -95,7 +95,7 @@ def _box(axes: Axes, drawn: DrawnNode) -> None:
     )  # fmt: skip
     name = low + drawn.height - HEIGHT / 2
     axes.text(
-        drawn.x, name, _canvas.shown(label(drawn.node)), ha="center", va="center_baseline",
+        drawn.x, name, drawing.shown(label(drawn.node)), ha="center", va="center_baseline",
         fontsize=7, zorder=3,
     )  # fmt: skip
     for letter in drawn.letters:

@@ -34,6 +34,7 @@ _CHARACTER, _PADDING = 4.7, 11.0  # of a node's width
 _NODE_GAP, _EDGE_GAP = 9.0, 6.0
 _TALLEST, _ROW_GAP, _LEAST_GAP = 600.0, 30.0, 15.0
 _LONGEST = 28  # characters of a name
+_STRETCH = 3.0  # times that distances may grow to fill a width
 _SWEEPS, _MOVES = 12, 24
 
 
@@ -86,8 +87,13 @@ def label(node: Node) -> str:
     return f"{node.id[:half]}…{node.id[-half:]}"
 
 
-def draw(graph: CausalGraph) -> Drawing:
+def draw(graph: CausalGraph, least: float = 0.0) -> Drawing:
     """Places the nodes and edges of a graph.
+
+    Args:
+        graph: the graph.
+        least: the width to fill, in points. A narrower drawing is stretched, as far as its rows
+            have different places. Boxes keep their size.
 
     Raises:
         InvalidArgumentError: it has no nodes, or more than `MOST_EDGES` edges.
@@ -102,6 +108,7 @@ def draw(graph: CausalGraph) -> Drawing:
     grid = _Grid(graph, _rows(graph))
     grid.sort_rows()
     grid.place()
+    grid.stretch(least)
     return grid.drawing()
 
 
@@ -271,12 +278,26 @@ class _Grid:
         for at, x, before in zip(row, _rising(free, weights), room, strict=True):
             self._x[at] = x + before
 
+    def stretch(self, least: float) -> None:
+        """Moves the items apart, so that they are about as wide as ``least`` points."""
+        left, right = self._ends()
+        span = max(self._x) - min(self._x)
+        if right - left < least and span:
+            factor = min(_STRETCH, 1 + (least - (right - left)) / span)
+            self._x = [x * factor for x in self._x]
+
     # ---- the result -----------------------------------------------------------------------
+
+    def _ends(self) -> tuple[float, float]:
+        """The left and the right end of all items."""
+        items = list(zip(self._x, self._items, strict=True))
+        return min(x - item.width / 2 for x, item in items), max(
+            x + item.width / 2 for x, item in items
+        )
 
     def drawing(self) -> Drawing:
         """The boxes and lines at their places."""
-        left = min(x - item.width / 2 for x, item in zip(self._x, self._items, strict=True))
-        right = max(x + item.width / 2 for x, item in zip(self._x, self._items, strict=True))
+        left, right = self._ends()
         heights = [HEIGHT] * len(self._order)
         for name in self._letters:
             heights[self._rows_of[name]] = HEIGHT + LETTERS

@@ -64,7 +64,7 @@ def graph_parts(graph: CausalGraph, name: str = "graph", *, level: int = 2) -> I
     Raises:
         InvalidArgumentError: the graph has no nodes, or more edges than can be told apart.
     """
-    made = draw(graph)
+    made = draw(graph, _LEAST - _BAND - _SIDE)
     svg, across = _svg(graph, made, name)
     yield page.paragraph(
         "Edges lead upwards, and enter a head at q, k or v. Point at a node or an edge to see it "

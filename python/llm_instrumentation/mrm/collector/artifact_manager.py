@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ..._pages import units
 from ...errors import NoSpaceError
 
 __all__ = ["MIN_FREE_BYTES", "ArtifactManager", "DiskSpaceError"]
@@ -52,8 +53,8 @@ class ArtifactManager:
         free = shutil.disk_usage(folder).free
         if free < self._min_free_bytes:
             raise DiskSpaceError(
-                f"{folder} has {free / 2**30:.2f} GiB free, and a run needs "
-                f"{self._min_free_bytes / 2**30:.2f} GiB; free some, or set output.base_dir "
+                f"{folder} has {units.size(free)} free, and a run needs "
+                f"{units.size(self._min_free_bytes)}; free some, or set output.base_dir "
                 "to another disk"
             )
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..._json import load_json
+from ..._pages import units
 from ...errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..parser.memray_parser import MemrayMissingError, import_memray, parse_memray
 from ..schema import Kind
@@ -127,7 +128,7 @@ class MemrayRunner(BaseCollector):
         while not self._ending.wait(_WATCH_S):
             if self._file.stat().st_blocks * 512 >= limit:
                 self._warnings.append(
-                    f"the recording reached file_size_limit_gb ({self._limit_gb} GiB) and ended; "
+                    f"the recording reached file_size_limit_gb ({units.size(limit)}) and ended; "
                     "what came later is not in the trace. Raise the limit, or record less: "
                     "native_traces false, fewer tokens"
                 )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ..._pages import units
 from ...errors import (
     CorruptError,
     InvalidArgumentError,
@@ -182,7 +183,7 @@ class _Looks:
             self.warnings.append(f"the looks ended early: {self.error}")
         if self._huge_bytes:
             self.warnings.append(
-                f"{self._huge_bytes >> 20} MiB of the written memory lie in huge pages: a write "
+                f"{units.size(self._huge_bytes)} of the written memory lie in huge pages: a write "
                 "to one marks all of its 2 MiB"
             )
 

@@ -194,7 +194,7 @@ def draw_working_set(tables: Frames) -> Figure:
     shades = [drawing.color(name) for name in table.index]
     _draw_sizes(axes, place, sizes, shades)
     for y, row, bytes_, summed in zip(place, table.itertuples(), sizes, sums, strict=True):
-        told = f"{units.size(bytes_)} in {_plural(row.n_regions, 'region')}"
+        told = f"{units.size(bytes_)} in {units.counted(row.n_regions, 'region')}"
         if summed > bytes_:
             told += f", {units.size(summed)} summed over them"
         axes.annotate(told, (bytes_, y), xytext=(7, 0), textcoords="offset points", va="center")
@@ -453,7 +453,7 @@ def draw_reuse_interval(tables: Frames) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(2))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y")
-        drawing.panel_label(axes, name, _plural(counts.sum(), "interval"))
+        drawing.panel_label(axes, name, units.counted(int(counts.sum()), "interval"))
     panels[-1].set_xlabel("time between accesses (logarithmic)")
     drawing.name_y(figure, "part of the intervals")
     return figure
@@ -471,7 +471,7 @@ def draw_process_memory(tables: Frames) -> Figure:
     samples.loc[gaps < np.median(gaps) / 2, "cpu_pct"] = np.nan
     figure = drawing.new_figure(
         drawing.TOP_IN + 1.1 * 2 + drawing.BOTTOM_IN, title,
-        f"{_plural(len(samples), 'sample')} of the processes that run the model",
+        f"{units.counted(len(samples), 'sample')} of the processes that run the model",
     )  # fmt: skip
     memory, processor = drawing.panels(figure, 2, left_in=0.95)
     x = samples.index.to_numpy(float)
@@ -518,14 +518,10 @@ def _column(table: pd.DataFrame, region_type: str, column: str) -> Floats:
 
 def _spread(values: Floats, noun: str) -> str:
     median, high = np.quantile(values, (0.5, 0.99))
-    told = _plural(len(values), noun)
+    told = units.counted(len(values), noun)
     if len(values) == 1:
         return f"{told}, {units.seconds(median)}"
     return f"{told}, median {units.seconds(median)}, p99 {units.seconds(high)}"
-
-
-def _plural(number: float, noun: str) -> str:
-    return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _mark_limits(axes: Axes, first: float, last: float, *, named: bool) -> None:
@@ -571,7 +567,7 @@ def _draw_sizes(axes: Axes, place: Floats, sizes: Floats, shades: Sequence[str])
 
 def _name_rows(axes: Axes, place: Floats, names: Sequence[str]) -> None:
     axes.set_ylim(place.min() - 0.6, place.max() + 0.6)
-    axes.set_yticks(place, [drawing.shortened(name, 14) for name in names])
+    axes.set_yticks(place, [drawing.shown(name, 14) for name in names])
     axes.spines["left"].set_visible(False)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         label.set_color(drawing.color(name))

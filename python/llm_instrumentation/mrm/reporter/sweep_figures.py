@@ -111,7 +111,7 @@ def _draw_type(
 
 def _parameter_axis(axes: Axes, place: dict[object, float]) -> None:
     axes.set_xlim(-0.4, max(len(place) - 0.6, 0.4))
-    axes.set_xticks(list(place.values()), [drawing.shortened(str(value), 18) for value in place])
+    axes.set_xticks(list(place.values()), [drawing.shown(str(value), 18) for value in place])
 
 
 def _floor(values: pd.Series) -> float:
