@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis._calls import Calls
-from ..analysis._text_rows import chosen_layers
+from ..analysis._text_rows import chosen_layers, labels
 from ..analysis.reader import ActivationReader, UnknownActivationError
 from ..analysis.rows import NoCallsError, NotTokenAlignedError, Rows
 from ..errors import InvalidArgumentError
+from ._axes import GivenTokens
 
 __all__ = ["SEARCHES", "Texts"]
 
@@ -207,6 +208,20 @@ class Texts:
             while len(self._kept) > _KEPT_ROWS:
                 self._kept.popitem(last=False)
         return rows
+
+    def labelled(self, tokens: GivenTokens) -> list[list[Any]]:
+        """For each token a label, and whether it is padding; None: that is unknown."""
+        rows, places, side = tokens.rows, tokens.places, tokens.side
+        ids = self._calls.lists(f"{side}token_ids").at(rows, places, -1).tolist()
+        texts = [self._words.decode([number]) for number in ids]
+        padding = (~self._calls.lists(f"{side}mask").at(rows, places, True)).tolist()
+        unread = self._calls.unread_mask(side)[rows].tolist()
+        return [
+            [label, None if unknown else left_out]
+            for label, left_out, unknown in zip(
+                labels(texts, ids, places.tolist()), padding, unread, strict=True
+            )
+        ]
 
     def place(self, rows: Rows, step: int, position: int) -> int | None:
         """The place of the token of a step and position among rows; None: it has no row."""

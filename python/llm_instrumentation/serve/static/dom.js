@@ -34,6 +34,8 @@ export function later(action, milliseconds) {
 export const count = (n) => n.toLocaleString("en-US");
 export const plural = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 export const layerName = (name) => name || "(the model)";
+/** A name with dots as what an element has. A line may end behind a dot. */
+export const breakable = (name) => name.split(/(?<=\.)/).flatMap((part) => [part, h("wbr")]);
 export const shape = (dimensions) =>
   dimensions ? `[${dimensions.map((n) => n ?? "*").join(", ")}]` : "unknown";
 
