@@ -894,6 +894,27 @@ def test_a_row_of_a_layer_has_its_token(page, server, minilm):
     assert names.count() == 0
 
 
+def test_the_tokens_of_a_text_stand_above_their_columns(page, server):
+    shown(page, server, f"view=tokens&sequence=3&at=4&layers={LAYER[:-1]}*.attention.output.dense")
+    assert page.locator("h1").inner_text() == "Text 3: text 0-3"
+    assert page.locator(".marked").inner_text() == "cello"
+    for width in (400, 1280, 2560):
+        page.set_viewport_size({"width": width, "height": 900})
+        chips = page.locator(".token")
+        canvas = page.locator(".heat canvas[tabindex]").nth(0).bounding_box()
+        each = canvas["width"] / chips.count()
+        for column, chip in enumerate(chips.all()):
+            box = chip.bounding_box()
+            middle = canvas["x"] + (column + 0.5) * each
+            assert box["x"] + box["width"] / 2 == pytest.approx(middle, abs=2), (width, column)
+            assert box["y"] + box["height"] <= canvas["y"]
+        names = page.locator(".names").nth(0)
+        assert names.locator("span").all_inner_texts() == [f"…{number}…" for number in range(6)]
+        assert names.is_visible()
+        for name in names.locator("bdi").all():
+            assert not name.evaluate("one => one.scrollWidth > one.clientWidth")
+
+
 def test_everything_is_reached_by_keys(page, server):
     shown(page, server)
     page.keyboard.press("?")
@@ -927,7 +948,7 @@ def test_everything_is_reached_by_keys(page, server):
 def test_arrow_keys_move_in_the_tokens(page, server):
     shown(page, server, "view=tokens")
     page.locator(".items a").nth(3).click()
-    page.wait_for_function("() => document.querySelector('h1').textContent === 'Text 3'")
+    page.wait_for_function("() => document.querySelector('h1').textContent === 'Text 3: text 0-3'")
     ready(page)
     page.locator(".token").nth(2).click()
     page.keyboard.press("ArrowRight")

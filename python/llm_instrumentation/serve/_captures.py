@@ -280,6 +280,7 @@ class Capture:
             begin = place // count * count
         return {
             "sequence": sequence,
+            "document": texts.document(sequence),
             "total": len(rows),
             "begin": begin,
             "place": place,

@@ -163,6 +163,15 @@ class Texts:
             raise InvalidArgumentError(f"sequence = {sequence}: the last text is {last}")
         return self._text_at(place)
 
+    def document(self, sequence: int) -> str | None:
+        """The document of a text; None: it has none.
+
+        Raises:
+            InvalidArgumentError: there is no such text.
+        """
+        found: str | None = self._calls.cells("document", self._text(sequence).rows[:1])[0]
+        return found
+
     # ---- tokens ---------------------------------------------------------------
 
     def layers(self, pattern: str) -> tuple[str, ...]:

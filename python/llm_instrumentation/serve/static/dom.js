@@ -69,6 +69,12 @@ export function word(text) {
   return text.replaceAll("\n", "↵").replaceAll("\t", "→").replace(/[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g, "·");
 }
 
+/** Texts of tokens one after the other. Those of some tokenizers have the spaces between words. */
+export function spoken(texts, shown = word) {
+  const gap = texts.some((text) => text.startsWith(" ")) ? "" : " ";
+  return texts.flatMap((text, k) => [shown(text, k), gap]);
+}
+
 /** A list of names and values. Names without a value are left out. */
 export function facts(pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
