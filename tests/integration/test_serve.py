@@ -388,6 +388,27 @@ def test_without_calls_no_row_has_a_token(client):
     assert (found["rows"], found["columns"]) == (None, None)
 
 
+def test_a_hit_has_the_tokens_around_it(client, minilm):
+    (hit, *_) = client.ask("search", kind="text", q="cello")["hits"]
+    ids = minilm.inputs["input_ids"][3][minilm.inputs["attention_mask"][3] > 0].tolist()
+    words = [minilm.tokenizer.decode([number]) for number in ids]
+    at = words.index("cello")
+    assert (hit["before"], hit["more_before"]) == (words[:at], False)
+    assert (hit["behind"], hit["more_behind"]) == (words[at + 1 : at + 13], True)
+
+
+def test_a_hit_in_a_generation_has_the_tokens_of_other_steps(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path):
+        whole = llama.generate(ids, max_new_tokens=5, do_sample=False)[1].tolist()
+    with CaptureServer([path]) as running:
+        at = ids.shape[1] + 1
+        hits = Client(running).ask("search", kind="id", q=whole[at])["hits"]
+        (hit,) = [one for one in hits if (one["sequence"], one["step"]) == (1, 2)]
+    before, behind = ([int(one) for one in hit[name]] for name in ("before", "behind"))
+    assert before == [number for number in whole[:at] if number]  # 0 is padding
+    assert behind == whole[at + 1 : -1]  # the model was never given the last one
+
+
 def test_what_is_not_there_is_said(client):
     assert client.ask("activation", row=10**9)[0] == 404
     assert client.ask("activations", layer="encoder.layer.33")[0] == 404
@@ -706,6 +727,7 @@ VIEWS = {
     "texts": "view=tokens",
     "text": "view=tokens&sequence=3&at=4",
     "search": "view=search&q=the",
+    "a search to come": "view=search",
     "attention": f"capture=2&view=layer&layer={WEIGHTS}",
     "feature": "view=features",
     "older": "capture=1",
@@ -971,6 +993,17 @@ def test_a_hit_of_the_search_leads_to_its_token(page, server):
     page.locator(".items a").nth(1).click()
     page.wait_for_function("() => document.querySelector('.token[aria-pressed=true]')")
     assert page.locator(".token[aria-pressed=true]").inner_text() == "cello"
+
+
+def test_an_empty_search_has_examples_and_a_hit_its_sentence(page, server):
+    shown(page, server, "view=search")
+    assert page.locator("input[type=search]").get_attribute("placeholder")
+    assert page.locator(".hint a").all_inner_texts()[2] == "text 0-0"
+    page.locator(".hint a").nth(0).click()
+    page.locator(".items a").nth(0).wait_for()
+    assert page.locator(".items mark").nth(0).inner_text() == "leaves"
+    sentence = page.locator(".items a span").nth(0).inner_text()
+    assert sentence.split() == ["[CLS]", "the", "ferry", "leaves", "at", "noon", ".", "[SEP]"]
 
 
 def test_features_show_their_contexts(page, server):

@@ -26,6 +26,8 @@ _VALUES = 1 << 22  # of vectors that are decoded together
 _SQUARED = 1 << 16  # values that are squared together: numpy uses their memory again
 _KEPT_ROWS = 256  # rows of a text at a layer
 _SHOWN = 24  # tokens at the beginning of a text
+_AROUND = 12  # tokens before and behind a token that is found
+_LOOKED = 64  # tokens of a row that are looked at for them, because padding is left out
 _IDS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,99}")
 _SIDES = ("", "decoder_")
 
@@ -370,11 +372,47 @@ class Texts:
             {
                 "sequence": sequence, "step": step, "position": position, "token_id": number,
                 "text": self._words.decode([number]), "document": document, "decoder": bool(side),
+                **self._around(side, row, token),
             }
-            for sequence, step, position, number, document in zip(
-                *(column.tolist() for column in cells), strict=True
+            for row, token, sequence, step, position, number, document in zip(
+                *(column.tolist() for column in (rows, tokens, *cells)), strict=True
             )
         ]  # fmt: skip
+
+    def _around(self, side: str, row: int, token: int) -> dict[str, Any]:
+        """The tokens before and behind a token of a text, without padding.
+
+        Args:
+            side: "" or "decoder_".
+            row: the token's row in the calls file. A generation has a row for each step.
+            token: the token's place in that row.
+
+        Returns:
+            before and behind: labels of tokens; more_before and more_behind: whether it has others.
+        """
+        number = int(self._calls.cells("sequence", np.array([row]))[0]) if self._joined else row
+        of = np.array([row]) if number < 0 else self._text(number).rows
+        at = int(np.searchsorted(of, row))
+        of = of[max(0, at - _AROUND - 1) : at + _AROUND + 2]
+        lengths = self._calls.lists(f"{side}token_ids").lengths[of].clip(0)
+        first = np.where(of < row, lengths - _LOOKED, 0).clip(0)
+        first[of == row] = max(0, token - _LOOKED)
+        ends = np.minimum(lengths, np.where(of < row, lengths, _LOOKED))
+        ends[of == row] = min(int(lengths[of == row][0]), token + _LOOKED)
+        rows = np.repeat(of, ends - first)
+        places = np.concatenate([np.arange(*ends_of) for ends_of in zip(first, ends, strict=True)])
+        here = (rows == row) & (places == token)
+        kept = self._calls.lists(f"{side}mask").at(rows, places, True)
+        kept = (kept & self._calls.accepted(rows, places)) | here
+        found = GivenTokens(rows[kept], places[kept], side)
+        at = int(np.flatnonzero(here[kept])[0])
+        before, behind = found[max(0, at - _AROUND) : at], found[at + 1 : at + 1 + _AROUND]
+        return {
+            "before": [label for label, _ in self.labelled(before)],
+            "behind": [label for label, _ in self.labelled(behind)],
+            "more_before": at > _AROUND,
+            "more_behind": len(found) > at + 1 + _AROUND,
+        }
 
 
 def _norms(vectors: npt.NDArray[Any]) -> Floats:
