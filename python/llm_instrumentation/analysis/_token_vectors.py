@@ -361,6 +361,41 @@ class TokenVectors:
             return None
         return np.flatnonzero(np.concatenate(pieces))
 
+    def of_matrix(self, activation: int, lead: int) -> Ints | None:
+        """The places of the tokens whose vectors are the rows of a matrix of a tensor.
+
+        Args:
+            activation: the row of the tensor in the index.
+            lead: the number of the matrix among those of the dimensions before the last two.
+
+        Returns:
+            None: the rows are no tokens but the heads of one.
+
+        Raises:
+            NoCallsError: the calls do not have the tensor's call.
+        """
+        found = np.flatnonzero(self._activations == activation)
+        if not len(found):
+            raise NoCallsError(f"the calls file has no call for this tensor of {self.layer!r}")
+        at = int(found[0])
+        axes, along = self._layout.axes, int(self._along[at])
+        if axes == "bthw":
+            return None
+        if axes == "tbw":
+            local = lead + along * np.arange(int(self._rows[at]))
+        else:
+            local = lead // self._heads * along + np.arange(along)
+        places: Ints = self._starts[at] + local
+        return places
+
+    def given(self, places: Ints) -> tuple[Ints, Ints, str]:
+        """For tokens: their rows in the calls file, their places in these rows, and their side.
+
+        The side is "" or "decoder_".
+        """
+        rows, tokens, _ = self._find(places)
+        return rows, tokens, self._side
+
     def unmasked(self, places: Ints) -> npt.NDArray[np.bool_]:
         """Whether the masks keep tokens; all, if there are no calls."""
         if self._calls is None:

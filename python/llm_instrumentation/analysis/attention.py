@@ -76,13 +76,13 @@ def weights_among(reader: ActivationReader, names: Iterable[str]) -> tuple[str, 
         first = reader[name][0]
         if len(first.shape or ()) == 4 and first.transform is None:
             values = first.to_numpy()
-            if _are_weights(values):
+            if are_weights(values):
                 found.setdefault((first.step, hashlib.sha256(values.tobytes()).digest()), name)
     return tuple(found.values())
 
 
-def _are_weights(values: npt.NDArray[Any]) -> bool:
-    """Whether rows sum to 1; rows of a padded text may be 0."""
+def are_weights(values: npt.NDArray[Any]) -> bool:
+    """Whether rows, [..., key], sum to 1; rows of a padded text may be 0."""
     if values.dtype.kind != "f" or not values.size or not (values >= 0).all():
         return False
     sums = values.sum(axis=-1, dtype=np.float64)

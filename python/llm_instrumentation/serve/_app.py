@@ -39,7 +39,8 @@ __all__ = ["create_app"]
 #: The files that the server gives, and no others.
 _STATIC = (
     "index.html", "style.css", "app.js", "api.js", "charts.js", "colors.js", "dom.js",
-    "features.js", "heatmap.js", "layer.js", "lists.js", "overview.js", "search.js", "tokens.js",
+    "features.js", "heads.js", "heatmap.js", "layer.js", "lists.js", "overview.js", "search.js",
+    "tokens.js",
 )  # fmt: skip
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
@@ -47,7 +48,7 @@ _MOST = 1 << 50  # rows and places are below this
 _PAGE = 500  # entries of a list
 _SIDE = 2048  # rows or columns of a tile
 _LAYERS = 64  # of one request for norms or vectors
-_TOKENS = 1024  # likewise
+_TOKENS = 1024  # likewise, and of an axis
 
 _Answer: TypeAlias = Callable[[Query], Any]
 _Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -130,16 +131,24 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
     def activation(query: Query) -> Any:
         return capture(query).activation(query.integer("row", high=_MOST), fold(query))
 
-    def tile(query: Query) -> Any:
-        rect = (
+    def part(query: Query) -> tuple[int, int, int, int]:
+        return (
             query.integer("top", high=_MOST), query.integer("left", high=_MOST),
             query.integer("height", high=_MOST), query.integer("width", high=_MOST),
         )  # fmt: skip
+
+    def axes(query: Query) -> Any:
+        top, left, height, width = part(query)
+        rect = top, left, min(height, _TOKENS), min(width, _TOKENS)
+        lead = query.integer("lead", 0, high=_MOST)
+        return capture(query).axes(query.integer("row", high=_MOST), lead, rect)
+
+    def tile(query: Query) -> Any:
         found = capture(query).tile(
             query.integer("row", high=_MOST),
             fold(query),
             query.integer("lead", 0, high=_MOST),
-            rect,
+            part(query),
             query.integer("rows", 256, low=1, high=_SIDE),
             query.integer("columns", 512, low=1, high=_SIDE),
             query.choice("pool", POOLS),
@@ -183,6 +192,7 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
         "layers": lambda query: capture(query).layers(query.text("q"), *page(query)),
         "activations": activations,
         "activation": activation,
+        "axes": axes,
         "tile": tile,
         "value": value,
         "texts": lambda query: capture(query).texts(*page(query)),

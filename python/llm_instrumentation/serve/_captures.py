@@ -15,6 +15,7 @@ from ..analysis.activation import Activation
 from ..analysis.reader import ActivationReader, ActivationView
 from ..analysis.rows import Rows
 from ..errors import NotFoundError
+from ._axes import GivenTokens, axes_of
 from ._tensors import Cache, Tensor, Tile
 from ._texts import Texts
 
@@ -158,9 +159,15 @@ class Capture:
         activation, place, of = self._activation(row)
         tensor = self._tensor(activation, fold)
         found = tensor.summary()
+        attention = activation.transform is None and tensor.is_attention()
+        whole = tensor.size > 0 and len(tensor.shape) > 1
         return {
             **_described(activation),
             "place": place, "of": of,
+            "attention": attention,
+            "token_rows": whole and bool(
+                axes_of(self._reader, activation, 0, attention=attention).rows
+            ),
             "shown": {
                 "shape": tensor.shape, "dtype": tensor.dtype, "lead": tensor.lead,
                 "rows": tensor.rows, "columns": tensor.columns, "size": tensor.size,
@@ -184,6 +191,33 @@ class Capture:
     ) -> Tile:
         """A part of a tensor in fewer values; see `Tensor.tile`."""
         return self._tensor(self._activation(row)[0], fold).tile(lead, rect, rows, columns, pool)
+
+    def axes(self, row: int, lead: int, rect: tuple[int, int, int, int]) -> dict[str, Any]:
+        """What the rows and columns of a part of a matrix are, where they are tokens.
+
+        Args:
+            row: the tensor's row in the index.
+            lead: the number of the matrix.
+            rect: first row, first column, rows and columns of the part.
+
+        Returns:
+            rows and columns: for each a label, and whether it is padding (None: unknown); None: no
+            tokens, or unknown ones. And the problem: why tokens are unknown, or None.
+        """
+        activation = self._activation(row)[0]
+        attention = activation.transform is None and self._tensor(activation, 0).is_attention()
+        found = axes_of(self._reader, activation, lead, attention=attention)
+        top, left, height, width = rect
+
+        def labelled(tokens: GivenTokens | None, first: int, count: int) -> list[list[Any]] | None:
+            some = None if tokens is None else tokens[first : first + count]
+            return None if some is None else self._texts().labelled(some)
+
+        return {
+            "rows": labelled(found.rows, top, height),
+            "columns": labelled(found.columns, left, width),
+            "problem": found.problem,
+        }
 
     def value(self, row: int, at: int) -> dict[str, Any]:
         """One value of a tensor, exactly, as a text; and its place in each dimension."""
@@ -246,6 +280,7 @@ class Capture:
             begin = place // count * count
         return {
             "sequence": sequence,
+            "document": texts.document(sequence),
             "total": len(rows),
             "begin": begin,
             "place": place,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..analysis._snapshot import Snapshot, StoredForm
 from ..analysis._statistics import Statistics, statistics
+from ..analysis.attention import are_weights
 from ..errors import InvalidArgumentError
 
 __all__ = ["POOLS", "Cache", "Summary", "Tensor", "Tile"]
@@ -171,6 +172,22 @@ class Tensor:
             counts = np.histogram(inside, _BARS, (low, high))[0].tolist()
             edges = low, high
         return Summary(len(values), found, edges, counts, _scale(np.abs(finite)))
+
+    def is_attention(self) -> bool:
+        """Whether it has attention weights: [batch, heads, query, key], and rows that sum to 1.
+
+        Of a large tensor some rows are read, evenly spread.
+        """
+        if len(self.shape) != 4 or not self.size or self.columns > _PART:
+            return False
+        if (values := self._whole()) is None:
+            rows = self.size // self.columns
+            some = np.linspace(0, rows - 1, max(1, min(_SPANS, _PART // self.columns)))
+            first = some.astype(np.int64) * self.columns
+            values = self._read(np.stack([first, np.full_like(first, self.columns)], axis=1))
+        return not np.iscomplexobj(values) and are_weights(
+            _floats(values).reshape(-1, self.columns)
+        )
 
     # ---- tiles ----------------------------------------------------------------
 

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis._calls import Calls
-from ..analysis._text_rows import chosen_layers
+from ..analysis._text_rows import chosen_layers, labels
 from ..analysis.reader import ActivationReader, UnknownActivationError
 from ..analysis.rows import NoCallsError, NotTokenAlignedError, Rows
 from ..errors import InvalidArgumentError
+from ._axes import GivenTokens
 
 __all__ = ["SEARCHES", "Texts"]
 
@@ -25,6 +26,8 @@ _VALUES = 1 << 22  # of vectors that are decoded together
 _SQUARED = 1 << 16  # values that are squared together: numpy uses their memory again
 _KEPT_ROWS = 256  # rows of a text at a layer
 _SHOWN = 24  # tokens at the beginning of a text
+_AROUND = 12  # tokens before and behind a token that is found
+_LOOKED = 64  # tokens of a row that are looked at for them, because padding is left out
 _IDS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,99}")
 _SIDES = ("", "decoder_")
 
@@ -162,6 +165,15 @@ class Texts:
             raise InvalidArgumentError(f"sequence = {sequence}: the last text is {last}")
         return self._text_at(place)
 
+    def document(self, sequence: int) -> str | None:
+        """The document of a text; None: it has none.
+
+        Raises:
+            InvalidArgumentError: there is no such text.
+        """
+        found: str | None = self._calls.cells("document", self._text(sequence).rows[:1])[0]
+        return found
+
     # ---- tokens ---------------------------------------------------------------
 
     def layers(self, pattern: str) -> tuple[str, ...]:
@@ -207,6 +219,20 @@ class Texts:
             while len(self._kept) > _KEPT_ROWS:
                 self._kept.popitem(last=False)
         return rows
+
+    def labelled(self, tokens: GivenTokens) -> list[list[Any]]:
+        """For each token a label, and whether it is padding; None: that is unknown."""
+        rows, places, side = tokens.rows, tokens.places, tokens.side
+        ids = self._calls.lists(f"{side}token_ids").at(rows, places, -1).tolist()
+        texts = [self._words.decode([number]) for number in ids]
+        padding = (~self._calls.lists(f"{side}mask").at(rows, places, True)).tolist()
+        unread = self._calls.unread_mask(side)[rows].tolist()
+        return [
+            [label, None if unknown else left_out]
+            for label, left_out, unknown in zip(
+                labels(texts, ids, places.tolist()), padding, unread, strict=True
+            )
+        ]
 
     def place(self, rows: Rows, step: int, position: int) -> int | None:
         """The place of the token of a step and position among rows; None: it has no row."""
@@ -346,11 +372,47 @@ class Texts:
             {
                 "sequence": sequence, "step": step, "position": position, "token_id": number,
                 "text": self._words.decode([number]), "document": document, "decoder": bool(side),
+                **self._around(side, row, token),
             }
-            for sequence, step, position, number, document in zip(
-                *(column.tolist() for column in cells), strict=True
+            for row, token, sequence, step, position, number, document in zip(
+                *(column.tolist() for column in (rows, tokens, *cells)), strict=True
             )
         ]  # fmt: skip
+
+    def _around(self, side: str, row: int, token: int) -> dict[str, Any]:
+        """The tokens before and behind a token of a text, without padding.
+
+        Args:
+            side: "" or "decoder_".
+            row: the token's row in the calls file. A generation has a row for each step.
+            token: the token's place in that row.
+
+        Returns:
+            before and behind: labels of tokens; more_before and more_behind: whether it has others.
+        """
+        number = int(self._calls.cells("sequence", np.array([row]))[0]) if self._joined else row
+        of = np.array([row]) if number < 0 else self._text(number).rows
+        at = int(np.searchsorted(of, row))
+        of = of[max(0, at - _AROUND - 1) : at + _AROUND + 2]
+        lengths = self._calls.lists(f"{side}token_ids").lengths[of].clip(0)
+        first = np.where(of < row, lengths - _LOOKED, 0).clip(0)
+        first[of == row] = max(0, token - _LOOKED)
+        ends = np.minimum(lengths, np.where(of < row, lengths, _LOOKED))
+        ends[of == row] = min(int(lengths[of == row][0]), token + _LOOKED)
+        rows = np.repeat(of, ends - first)
+        places = np.concatenate([np.arange(*ends_of) for ends_of in zip(first, ends, strict=True)])
+        here = (rows == row) & (places == token)
+        kept = self._calls.lists(f"{side}mask").at(rows, places, True)
+        kept = (kept & self._calls.accepted(rows, places)) | here
+        found = GivenTokens(rows[kept], places[kept], side)
+        at = int(np.flatnonzero(here[kept])[0])
+        before, behind = found[max(0, at - _AROUND) : at], found[at + 1 : at + 1 + _AROUND]
+        return {
+            "before": [label for label, _ in self.labelled(before)],
+            "behind": [label for label, _ in self.labelled(behind)],
+            "more_before": at > _AROUND,
+            "more_behind": len(found) > at + 1 + _AROUND,
+        }
 
 
 def _norms(vectors: npt.NDArray[Any]) -> Floats:

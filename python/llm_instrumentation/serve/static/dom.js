@@ -34,6 +34,8 @@ export function later(action, milliseconds) {
 export const count = (n) => n.toLocaleString("en-US");
 export const plural = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 export const layerName = (name) => name || "(the model)";
+/** A name with dots as what an element has. A line may end behind a dot. */
+export const breakable = (name) => name.split(/(?<=\.)/).flatMap((part) => [part, h("wbr")]);
 export const shape = (dimensions) =>
   dimensions ? `[${dimensions.map((n) => n ?? "*").join(", ")}]` : "unknown";
 
@@ -65,6 +67,12 @@ export function seconds(value) {
 /** A text of a token as people read it: "↵" for a new line. */
 export function word(text) {
   return text.replaceAll("\n", "↵").replaceAll("\t", "→").replace(/[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g, "·");
+}
+
+/** Texts of tokens one after the other. Those of some tokenizers have the spaces between words. */
+export function spoken(texts, shown = word) {
+  const gap = texts.some((text) => text.startsWith(" ")) ? "" : " ";
+  return texts.flatMap((text, k) => [shown(text, k), gap]);
 }
 
 /** A list of names and values. Names without a value are left out. */

@@ -2,28 +2,35 @@
 
 import { legend } from "./charts.js";
 import { paint, scheme } from "./colors.js";
-import { count, h, later, number } from "./dom.js";
+import { count, h, later, number, word } from "./dom.js";
 
 const FEWEST = 8; // rows and columns of the smallest part
+const [SQUARE, TALLEST] = [28, 720]; // pixels: of a square cell at most, of a map of square cells
+const WIDE = 24; // pixels of a column with a head that can be clicked, at least
+const LINE = 14; // pixels that a name needs
 
 export class HeatMap {
   /**
    * @param {object} how
    *   rows, columns: of the matrix.
-   *   load(rect, rows, columns): a promise of {values, shape, sampled}, at most of this size.
-   *   scale: the magnitude with the strongest colour, or null: that of the values.
+   *   load(rect, rows, columns): a promise of {values, shape, sampled}, at most of this size; with
+   *     tokens of the rows and columns of the part, [label, padding] each, if they are known.
+   *   scale: the magnitude with the strongest colour, or null: that of the values. A tile may have
+   *     its own.
    *   label: what is shown.
    *   told(cell, value): a text for a cell {top, left, height, width}.
    *   exact(cell): a promise of a longer text for a cell of one value; or nothing.
    *   rect: the part to begin with. moved(rect): the part is another one now.
    *   picked(cell): a cell was clicked, or Enter was pressed on it.
-   *   zooms: whether it can show parts. tall: its height in pixels.
+   *   zooms: whether it can show parts. tall: its height in pixels. square: its cells are squares.
    *   nothing: what cells without a value are. positive: no value is below zero.
-   *   names: of the rows, to stand beside them; or nothing.
+   *   names: of the rows, to stand beside them; or nothing: tokens stand there, if they are known.
+   *   heads: an element with a child for each column, to stand above them; or nothing: likewise.
+   *   axes: what rows and columns are.
    *   controls: elements to stand beside the buttons.
    */
   constructor(how) {
-    this.how = { zooms: true, tall: 360, controls: [], ...how };
+    this.how = { zooms: true, tall: 360, controls: [], axes: ["rows", "columns"], ...how };
     this.whole = { top: 0, left: 0, height: how.rows, width: how.columns };
     this.rect = how.rect ?? this.whole;
     this.cell = null; // of the cursor, in rows and columns of the tile
@@ -34,6 +41,11 @@ export class HeatMap {
     this.said = h("p", { class: "said", "aria-live": "polite" });
     this.axis = h("p", { class: "axis" });
     this.legend = h("div");
+    this.ruler = h("div"); // as wide as there is room, and never higher than nothing
+    this.names = h("div", { class: "names", "aria-hidden": "true" });
+    this.heads = how.heads ?? h("div", { "aria-hidden": "true" });
+    this.heads.classList.add("heads");
+    this.field = h("div", { class: "labelled" }, this.heads, this.names, h("div", { class: "plot" }, this.canvas, this.cursor));
     const button = (name, action) => h("button", { type: "button", onclick: action }, name);
     this.element = h(
       "div",
@@ -48,16 +60,17 @@ export class HeatMap {
             this.how.controls,
           )
         : null,
-      h(
-        "div",
-        { class: "labelled" },
-        this.how.names ? h("div", { class: "names", "aria-hidden": "true" }, this.how.names.map((name) => h("span", {}, name))) : null,
-        h("div", { class: "plot" }, this.canvas, this.cursor),
-      ),
+      this.ruler,
+      this.field,
       h("div", { class: "under" }, this.axis, this.legend),
       this.said,
     );
     this.canvas.style.height = `${this.how.tall}px`;
+    this.field.classList.toggle("square", this.how.square === true);
+    if (how.heads) {
+      this.field.classList.add("wide-columns");
+      this.canvas.parentElement.style.minWidth = `${how.columns * WIDE}px`;
+    }
     this.tellExactly = later(() => this.#exactly(), 120);
     this.#listen();
   }
@@ -67,6 +80,7 @@ export class HeatMap {
     this.again = true;
     if (this.loading) return;
     this.loading = true;
+    this.#fit();
     this.element.dataset.state = "loading";
     while (this.again) {
       this.again = false;
@@ -90,14 +104,53 @@ export class HeatMap {
   /** Shows a tile of the present part. */
   update(tile) {
     this.tile = tile;
-    this.scale = this.how.scale ?? strongest(tile.values);
+    this.canvas.setAttribute("aria-label", this.how.label);
+    this.scale = tile.scale ?? this.how.scale ?? strongest(tile.values);
+    this.#label();
+    this.#fit();
+    this.#label();
     this.#paint();
-    const { top, left, height, width } = this.rect;
-    const part = `rows ${count(top)} to ${count(top + height - 1)}, columns ${count(left)} to ${count(left + width - 1)}`;
-    this.axis.textContent = tile.sampled ? `${part}; of each block of values some were read` : part;
+    this.axis.textContent = this.#described();
     const nothing = tile.values.some(Number.isNaN) ? (this.how.nothing ?? "NaN") : "";
     this.legend.replaceChildren(legend(this.scale, { nothing, signed: !this.how.positive }));
     this.#place();
+  }
+
+  #described() {
+    const { top, left, height, width } = this.rect;
+    const [rows, columns] = this.how.axes;
+    const { sampled, problem } = this.tile;
+    const padding = [...(this.tile.rows ?? []), ...(this.tile.columns ?? [])].map((one) => one[1]);
+    return [
+      `${rows} ${span(top, height)}, ${columns} ${span(left, width)}`,
+      sampled && "of each block of values some were read",
+      padding.includes(true) && "padding is struck out",
+      padding.includes(null) && "which tokens are padding is unknown",
+      problem,
+    ].filter(Boolean).join("; ");
+  }
+
+  /** Makes the cells of the present part squares, as large as there is room for. */
+  #fit() {
+    if (!this.how.square) return;
+    const { height, width } = this.rect;
+    const room = this.ruler.clientWidth - this.names.getBoundingClientRect().width - 2;
+    const cell = Math.max(0.1, Math.min(SQUARE, room / width, TALLEST / height));
+    const [wide, high] = [width, height].map((length) => `${Math.max(LINE, length * cell)}px`);
+    Object.assign(this.canvas.style, { width: wide, height: high });
+    this.heads.style.width = wide;
+  }
+
+  /** Writes the names of the rows and columns beside the map. */
+  #label() {
+    const { top, left, height, width } = this.rect;
+    const numbered = (begin, length) => this.how.square && Array.from({ length }, (_, k) => [count(begin + k)]);
+    const names = this.how.names?.map((name) => [name]) ?? this.tile.rows ?? numbered(top, height);
+    write(this.names, names, height, this.canvas.clientHeight / height);
+    const cell = this.canvas.clientWidth / width;
+    if (!this.how.heads) return write(this.heads, this.tile.columns ?? numbered(left, width), width, cell);
+    const longest = Math.max(...Array.from(this.heads.children, (one) => one.textContent.length));
+    this.heads.classList.toggle("upright", cell >= 8 * longest + 6);
   }
 
   #paint() {
@@ -241,7 +294,8 @@ export class HeatMap {
       { passive: false },
     );
     canvas.addEventListener("keydown", (event) => this.tile && this.#key(event));
-    new ResizeObserver(() => this.tile && (this.#paint(), this.#place())).observe(canvas);
+    new ResizeObserver(() => this.tile && (this.#label(), this.#paint(), this.#place())).observe(canvas);
+    new ResizeObserver(() => this.tile && this.#fit()).observe(this.ruler);
     scheme.addEventListener("change", () => this.tile && this.update(this.tile));
   }
 
@@ -265,8 +319,23 @@ export class HeatMap {
   }
 }
 
+/** Writes names along an axis, each at its cell. Of cells that are too small some have their names. */
+function write(element, names, length, cell) {
+  const each = Math.max(1, Math.ceil(LINE / cell));
+  const shown = names?.length === length ? names.filter((_, k) => k % each === 0) : [];
+  element.hidden = !shown.length;
+  element.style.setProperty("--middle", `${(cell - LINE) / 2}px`);
+  element.replaceChildren(
+    ...shown.map(([name, padding], k) => {
+      const one = h("span", { class: padding ? "padding" : null }, h("bdi", {}, word(name) || "∅"));
+      one.style.flexGrow = Math.min(each, names.length - k * each);
+      return one;
+    }),
+  );
+}
+
 /** The magnitude that nearly all values are below. */
-function strongest(values) {
+export function strongest(values) {
   const finite = values.filter(Number.isFinite).map(Math.abs).sort();
   return finite[Math.floor(0.995 * (finite.length - 1))] || finite[finite.length - 1] || 1;
 }

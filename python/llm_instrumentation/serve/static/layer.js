@@ -2,7 +2,8 @@
 
 import { ask, numbers } from "./api.js";
 import { histogram } from "./charts.js";
-import { count, facts, h, layerName, notice, number, plural, shape, size } from "./dom.js";
+import { breakable, count, facts, h, layerName, notice, number, plural, shape, size, word } from "./dom.js";
+import { Heads } from "./heads.js";
 import { HeatMap, several, span } from "./heatmap.js";
 import { pager, rove } from "./lists.js";
 
@@ -61,7 +62,7 @@ async function list(root, state, key, { go, href, signal }) {
   const panel = h("section", { class: "panel", "aria-label": "Tensor" });
   root.replaceChildren(
     h("p", {}, h("a", { href: href({ view: null }) }, "All layers")),
-    h("h1", {}, layerName(name)),
+    h("h1", {}, breakable(layerName(name))),
     h(
       "div",
       { class: "split" },
@@ -93,8 +94,9 @@ async function tensor(panel, row, state, tools) {
   }
   if (signal.aborted) return;
   if (about.name !== state.get("layer")) return void tools.go({ layer: about.name, begin: null }, { replace: true });
-  const map = heatMap(about, row, state, tools);
+  const { map, strip } = heatMap(about, row, state, tools);
   panel.replaceChildren(
+    strip?.element ?? "",
     map ? map.element : notice("plain", h("p", {}, "The tensor is empty.")),
     h("h2", {}, "Values"),
     statistics(about),
@@ -103,45 +105,86 @@ async function tensor(panel, row, state, tools) {
     described(about),
   );
   if (map) await map.draw();
+  await strip?.draw().catch((error) => (map.said.textContent = error.message));
 }
 
 function heatMap(about, row, state, { go, signal }) {
   const { rows, columns, size: all, lead } = about.shown;
-  if (!all) return null;
+  if (!all) return {};
   const capture = state.get("capture");
-  const first = Number(state.get("lead") ?? 0) * rows * columns;
   const part = PART.map((name) => state.get(name));
   const rect = part.every((one) => one !== null) ? Object.fromEntries(PART.map((name, k) => [name, Number(part[k])])) : null;
   const inside = rect && rect.top + rect.height <= rows && rect.left + rect.width <= columns && rect.height > 0 && rect.width > 0;
   const place = lead.length || about.shown.shape.length > 1 ? "row" : "line";
+  const known = about.token_rows || about.attention;
+  const query = { capture, row, fold: state.get("fold"), pool: state.get("pool") };
+  const tile = (number, asked) => numbers("tile", { ...query, lead: number, ...asked }, signal);
+  const begin = Number(state.get("lead") ?? 0);
+  const strip = about.attention ? headsOf(about, begin, tile, (number) => {
+    go({ lead: number || null }, { replace: true, render: false });
+    map.how.label = `Heat map of head ${strip.chosen} of ${layerName(about.name)}`;
+    map.draw();
+  }) : null;
+  const matrix = () => (strip ? begin - (begin % lead[1]) + strip.chosen : begin);
   const told = (cell) => `${place} ${span(cell.top, cell.height)}, column ${span(cell.left, cell.width)}: `;
-  return new HeatMap({
+  const map = new HeatMap({
     rows,
     columns,
     rect: inside ? rect : null,
     scale: about.values.scale,
-    tall: Math.max(96, Math.min(460, rows * 12)),
-    controls: controls(about, state, { go }),
+    tall: about.token_rows ? Math.max(96, Math.min(960, rows * 15)) : Math.max(96, Math.min(460, rows * 12)),
+    square: about.attention,
+    axes: about.attention ? ["queries (rows)", "keys (columns)"] : ["rows", "columns"],
+    controls: controls(about, state, { go }, strip),
     positive: about.values.min !== null && about.values.min >= 0,
     label: `Heat map of ${layerName(about.name)}`,
     nothing: "NaN",
-    load: (asked, high, wide) =>
-      numbers("tile", { capture, row, fold: state.get("fold"), lead: state.get("lead"), ...asked, rows: Math.min(high, 512), columns: wide, pool: state.get("pool") }, signal),
+    load: async (asked, high, wide) => {
+      const number = matrix();
+      const [found, axes, scale] = await Promise.all([
+        tile(number, { ...asked, rows: Math.min(high, 512), columns: wide }),
+        known ? ask("axes", { capture, row, lead: number, ...asked }, signal) : {},
+        strip?.scale(),
+      ]);
+      return { ...found, ...axes, scale };
+    },
     told: (cell, value) => told(cell) + several(cell, value),
     exact: async (cell) => {
-      const at = first + cell.top * columns + cell.left;
+      const at = (matrix() * rows + cell.top) * columns + cell.left;
       if (at >= all) return `${told(cell)}behind the end`;
       const { value, index } = await ask("value", { capture, row, at }, signal);
-      return `[${index.join(", ")}]: ${value}`;
+      return `[${index.join(", ")}]${tokensOf(map, cell, about)}: ${value}`;
     },
     moved: (asked) => {
       const whole = asked.height === rows && asked.width === columns;
       go(whole ? Object.fromEntries(PART.map((name) => [name, null])) : asked, { replace: true, render: false });
     },
   });
+  return { map, strip };
 }
 
-function controls(about, state, { go }) {
+/** The heads of attention weights. `choose` gets the number of the matrix of a head. */
+function headsOf({ shown: { lead, rows, columns } }, begin, tile, choose) {
+  const first = begin - (begin % lead[1]);
+  return new Heads({
+    count: lead[1],
+    chosen: begin % lead[1],
+    load: (head, most) => tile(first + head, { top: 0, left: 0, height: rows, width: columns, rows: most, columns: most, pool: "extreme" }),
+    choose: (head) => choose(first + head),
+  });
+}
+
+/** The tokens of a cell in words; "" if they are unknown. */
+function tokensOf({ tile, rect }, cell, { attention }) {
+  const said = (what, tokens, at) => {
+    const [label, padding] = tokens?.[at] ?? [null];
+    return label === null ? "" : `, ${what} ${JSON.stringify(word(label))}${padding ? " (padding)" : ""}`;
+  };
+  const row = said(attention ? "query" : "token", tile.rows, cell.top - rect.top);
+  return row + said("key", tile.columns, cell.left - rect.left);
+}
+
+function controls(about, state, { go }, strip) {
   const none = Object.fromEntries(PART.map((name) => [name, null]));
   const { lead, shape: dimensions } = about.shown;
   const chosen = indices(Number(state.get("lead") ?? 0), lead);
@@ -149,13 +192,14 @@ function controls(about, state, { go }) {
     const input = h("input", {
       type: "number", min: 0, max: length - 1, value: chosen[axis], id: `axis-${axis}`,
       onchange: () => {
-        const all = [...inputs].map((one) => Number(one.value));
+        const all = inputs.map((one, at) => (strip && at === 1 ? strip.chosen : Number(one.value)));
         go({ lead: lead.reduce((sum, n, k) => sum * n + Math.max(0, Math.min(n - 1, all[k] || 0)), 0) || null }, { replace: true });
       },
     });
     return input;
   });
   const labelled = inputs.map((input, axis) => h("label", {}, `Index ${axis} of ${count(lead[axis])}`, input));
+  if (strip) labelled.splice(0, 2, h("label", {}, `Row of the batch, of ${count(lead[0])}`, inputs[0]));
   const pool = h(
     "select",
     { onchange: () => go({ pool: pool.value === "extreme" ? null : pool.value }, { replace: true }) },

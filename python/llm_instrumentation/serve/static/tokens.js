@@ -1,15 +1,14 @@
 // The texts that the model was given, the tokens of one, and their vectors over the layers.
 
 import { ask, numbers } from "./api.js";
-import { count, facts, h, layerName, notice, number, plural, word } from "./dom.js";
+import { count, h, layerName, notice, number, plural, spoken, word } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { pager, rove } from "./lists.js";
 
 const EACH = 100; // texts
 const TOKENS = 256; // of a page
+const LONG = 16; // characters of a name that has room beside a map on a phone
 const [FEW, MANY] = [8, 64]; // layers of the first request for norms, and of the next ones
-
-const NAMED = 48; // layers that have their names beside them
 
 let shown = null; // the text that is on the page
 
@@ -58,17 +57,20 @@ async function text(root, state, key, { go, href, signal }) {
   const begin = Number(state.get("begin") ?? 0);
   const found = await ask("text", { capture, sequence, layers, begin, count: TOKENS, step: state.get("step"), position: state.get("position") }, signal);
   if (signal.aborted) return null;
+  const says = found.tokens.map((one) => (one.text === null ? one.label : one.text));
   const chips = found.tokens.map((one, k) =>
     h(
       "button",
       {
-        type: "button", class: "token", "aria-pressed": "false", "data-token": found.begin + k,
-        title: `token ${found.begin + k}, step ${one.step}, position ${one.position}${one.token_id < 0 ? "" : `, id ${one.token_id}`}`,
+        type: "button", class: "token", "aria-pressed": "false", "data-token": found.begin + k, "data-step": one.step, "data-about": about(one, found.begin + k),
+        title: `${JSON.stringify(word(says[k]))}, ${about(one, found.begin + k)}`,
         onclick: () => go({ at: found.begin + k, step: null, position: null, begin: found.begin || null }, { replace: true }),
       },
-      one.text === null ? one.label : word(one.text) || "∅",
+      h("bdi", {}, word(says[k]) || "∅"),
     ),
   );
+  const words = says.map((text) => h("span", {}, word(text)));
+  const sentence = h("p", { class: "sentence" }, spoken(says, (_, k) => words[k]));
   const list = h("div", { class: "tokens", role: "group", "aria-label": "Tokens of the text" }, chips);
   const pattern = h("input", {
     type: "search", "data-search": true, value: layers ?? "", "aria-label": "Layers", placeholder: "Layers, as model.layers.*.mlp", autocomplete: "off", spellcheck: "false",
@@ -81,6 +83,7 @@ async function text(root, state, key, { go, href, signal }) {
     columns: found.tokens.length,
     zooms: false,
     ...rows(chosen),
+    heads: list,
     label: "Norms of the vectors, a row for each layer and a column for each token",
     nothing: "no vector",
     scale: null,
@@ -90,8 +93,8 @@ async function text(root, state, key, { go, href, signal }) {
   });
   root.replaceChildren(
     h("p", {}, h("a", { href: href({ sequence: null, at: null, begin: null, layers: null, step: null, position: null }) }, "All texts")),
-    h("h1", {}, `Text ${sequence}`),
-    list,
+    h("h1", {}, `Text ${sequence}`, found.document ? `: ${found.document}` : ""),
+    sentence,
     pager(found.total, found.begin, TOKENS, (to) => go({ begin: to || null, at: null, step: null, position: null })) ?? "",
     h("h2", {}, "Norms over the layers"),
     h("div", { class: "tools" }, pattern, h("span", { class: "muted" }, layers ? plural(many, "layer") : `${plural(many, "block")} of the model`)),
@@ -99,12 +102,14 @@ async function text(root, state, key, { go, href, signal }) {
     panel,
   );
   rove(list, "button", { follow: true });
-  shown = { key, panel, chips, map, layers: chosen, begin: found.begin, place: found.place, problems: {} };
+  shown = { key, panel, chips, words, map, layers: chosen, begin: found.begin, place: found.place, problems: {} };
   const here = shown;
   here.done = norms(here, values, found, { capture, sequence, layers }, signal);
   await here.done;
   return here;
 }
+
+const about = (one, k) => `token ${k}, step ${one.step}, position ${one.position}${one.token_id < 0 ? "" : `, id ${one.token_id}`}`;
 
 async function norms(here, values, found, query, signal) {
   const columns = found.tokens.length;
@@ -123,18 +128,33 @@ async function norms(here, values, found, query, signal) {
   if (problems.length) here.map.axis.textContent += `; ${plural(problems.length, "layer")} without vectors: ${problems[0][1]}`;
 }
 
-/** How a heat map shows a row for each layer: with their names, if they are not too many. */
+/** How a heat map shows a row for each layer. */
 function rows(layers) {
-  const named = layers.length <= NAMED;
-  return { rows: layers.length, tall: named ? Math.max(36, layers.length * 18) : 560, names: named ? layers.map(layerName) : null };
+  return { rows: layers.length, tall: Math.max(36, Math.min(864, layers.length * 18)), names: shortened(layers.map(layerName)) };
+}
+
+/** Names without what all of them begin and end with, if they are long. */
+function shortened(names) {
+  if (names.length < 2 || Math.max(...names.map((name) => name.length)) <= LONG) return names;
+  const parts = names.map((name) => name.split("."));
+  const least = Math.min(...parts.map((one) => one.length)) - 1;
+  const alike = (at, most) => {
+    let n = 0;
+    while (n < most && parts.every((one) => one.at(at(n)) === parts[0].at(at(n)))) n += 1;
+    return n;
+  };
+  const first = alike((n) => n, least);
+  const last = alike((n) => -1 - n, least - first);
+  return parts.map((one) => `${first ? "…" : ""}${one.slice(first, one.length - last).join(".")}${last ? "…" : ""}`);
 }
 
 // ---- one token
 
 async function token(state, { go, href, signal }) {
-  const { chips, panel, map, layers, begin, place } = shown;
+  const { chips, words, panel, map, layers, begin, place } = shown;
   const given = state.get("at") ?? place;
   for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.token === String(given)));
+  for (const [k, one] of words.entries()) one.classList.toggle("marked", given !== null && k === Number(given) - begin);
   map.mark(given === null ? null : 0, given === null ? null : Number(given) - begin);
   if (given === null) {
     panel.replaceChildren(h("p", { class: "muted" }, "Choose a token to see its vectors."));
@@ -159,11 +179,11 @@ async function token(state, { go, href, signal }) {
     nothing: "no vector",
     scale: null,
     told: (cell, value) => `${layerName(layers[cell.top])}, place ${cell.left} of ${columns}: ${number(value)}`,
-    picked: (cell) => go({ view: "layer", layer: layers[cell.top], step: chip?.title.match(/step (\d+)/)?.[1] ?? null, sequence: null, at: null, layers: null, begin: null, position: null }),
+    picked: (cell) => go({ view: "layer", layer: layers[cell.top], step: chip?.dataset.step ?? null, sequence: null, at: null, layers: null, begin: null, position: null }),
   });
   panel.replaceChildren(
     h("h2", {}, `Vectors of ${chip ? JSON.stringify(chip.textContent) : "the token"}`),
-    chip ? h("p", { class: "muted" }, `${chip.title}. A row for each layer${layers.length > high ? `, the first ${high}` : ""}; a click opens the tensor.`) : "",
+    chip ? h("p", { class: "muted" }, `${chip.dataset.about}. A row for each layer${layers.length > high ? `, the first ${high}` : ""}; a click opens the tensor.`) : "",
     vectors.element,
   );
   vectors.update({ ...found, sampled: false });
