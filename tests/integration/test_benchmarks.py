@@ -58,6 +58,7 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
     [
         ("dataset", "zstd "),
         ("dataset_peers", "safetensors "),
+        ("hostile_requests", "hostile query "),
         ("intervals", "normal "),
         ("report", "report, 1,000 layers "),
         ("segments", "steps that began one "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ import prepared
 import pytest
 import torch
 from browser import WIDTHS, complaints, sideways, violations
+from hostile import KINDS, Attack, Owner, Target
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import (
@@ -570,7 +573,7 @@ def status_of(app: Any, scope: dict[str, Any]) -> int:
 
 
 def test_a_request_that_does_not_come_to_an_end_is_ended(server, client, monkeypatch):
-    monkeypatch.setattr("llm_instrumentation.serve._server._REQUEST_S", 0.2)
+    monkeypatch.setattr("llm_instrumentation.serve._server._PATIENCE_S", 0.2)
     host = f"Host: 127.0.0.1:{client.port}\r\nX-Strap-Token: {client.token}\r\n".encode()
     whole = b"GET /api/site HTTP/1.1\r\n" + host + b"\r\n"
     for first in (b"", b"GET /api/site HTTP/1.1\r\nHo", whole + b"GET /api"):
@@ -580,6 +583,69 @@ def test_a_request_that_does_not_come_to_an_end_is_ended(server, client, monkeyp
             while piece := connection.recv(65536):  # until the server ends it
                 answers += piece
         assert answers.count(b"HTTP/1.1 200") == first.count(whole)
+
+
+def pipelined(client: Client, many: int) -> bytes:
+    """Requests for a file of the page, one behind the other."""
+    one = f"GET /static/heatmap.js HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n"
+    return one.encode() * many
+
+
+def test_a_client_that_does_not_read_its_answers_is_ended(server, client, monkeypatch):
+    monkeypatch.setattr("llm_instrumentation.serve._server._PATIENCE_S", 0.2)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=HANG_S) as connection:
+        connection.sendall(pipelined(client, 1000))  # the answers are more than a socket holds
+
+        def ended() -> bool:
+            try:
+                connection.send(b"G")
+            except ConnectionError:
+                return True
+            return False
+
+        until(ended)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_answers(server, client, monkeypatch):
+    monkeypatch.setattr("llm_instrumentation.serve._server._PATIENCE_S", 2)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=HANG_S) as connection:
+        connection.sendall(pipelined(client, 1000))
+        connection.shutdown(socket.SHUT_WR)
+        answers, begun = b"", time.monotonic()
+        while piece := connection.recv(1 << 19):
+            answers += piece
+            time.sleep(0.2)
+    assert answers.count(b"HTTP/1.1 200") == 1000
+    assert time.monotonic() - begun > 2
+
+
+def test_many_connections_without_the_token_do_not_shut_out_the_owner(server, client):
+    kept = http.client.HTTPConnection("127.0.0.1", client.port, timeout=HANG_S)
+    with contextlib.ExitStack() as opened:
+        opened.callback(kept.close)
+        for _ in range(2):
+            kept.request("GET", "/api/site", headers=client.owner)
+            assert kept.getresponse().read()  # on the same connection, opened before all others
+            for _ in range(300):
+                address = ("127.0.0.1", client.port)
+                opened.enter_context(socket.create_connection(address, timeout=HANG_S))
+            assert client.ask("site")["captures"]
+
+
+def test_hostile_requests_get_nothing_and_the_owner_is_answered(folder):
+    running, url = started(folder / "minilm.stream")
+    try:
+        owner = Owner(Target.of(url))
+        with Attack(Target.of(url), requests=12 * len(KINDS), connections=10, idle=300) as attack:
+            while attack.under_way:
+                owner.ask()
+        owner.ask()
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=HANG_S)
+    finally:
+        running.kill()
+    assert (attack.let_in, owner.failures, err) == ([], [], "")
+    assert sum(attack.statuses.values(), Counter())["500"] == 0
 
 
 @pytest.mark.parametrize(

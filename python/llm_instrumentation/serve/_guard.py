@@ -20,7 +20,10 @@ with extra("serve", "strap serve"):
     from starlette.responses import PlainTextResponse, Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard"]
+__all__ = ["OWNER", "Guard"]
+
+#: The entry of a request's scope that says that it had the secret.
+OWNER = "llm_instrumentation.owner"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -82,7 +85,10 @@ class Guard:
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             given = [value for name, value in query if name == "token"]
             return None if all(map(self._is_token, given)) else _forbidden()
-        return None if len(given) == 1 and self._is_token(given[0]) else _forbidden()
+        if len(given) != 1 or not self._is_token(given[0]):
+            return _forbidden()
+        scope[OWNER] = True
+        return None
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())

@@ -25,32 +25,56 @@ from ..errors import InvalidArgumentError, StrapIOError
 from ._app import create_app
 from ._captures import Capture
 from ._features import Features
+from ._guard import OWNER
 from ._tensors import Cache
 
 __all__ = ["CaptureServer"]
 
 _GRACE_S = 2  # for answers under way when it ends
-_REQUEST_S = 10  # until the last byte of a request
-_CONNECTIONS = 256
+_PATIENCE_S = 10  # until the last byte of a request, and until some of an answer is taken
+_STRANGERS = 256  # connections without the token
+# The connections that asyncio accepts in one turn. The owner has some turns to send the token.
+_BACKLOG = 64
 
 
 class _Protocol(H11Protocol):
-    """Ends a connection whose request does not come to an end. uvicorn waits for it for ever."""
+    """Ends connections that uvicorn keeps for ever.
 
-    _due: asyncio.TimerHandle | None = None
+    They are those whose request does not come to an end, and those whose client does not read its
+    answers. Beyond `_STRANGERS` connections without the token, the oldest makes room for the next.
+    """
+
+    _due: asyncio.TimerHandle | None = None  # until the request is complete
+    _unread: asyncio.TimerHandle | None = None  # until all answers are taken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._begun, self._was_owned = self.loop.time(), False
+        strangers = [
+            one for one in self.connections if isinstance(one, _Protocol) and not one._owned
+        ]
+        if len(strangers) >= _STRANGERS:
+            oldest = min(strangers, key=lambda one: one._begun)
+            self.connections.discard(oldest)  # at once: asyncio tells it later
+            oldest.transport.abort()
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # asyncio tells of each byte that waits
         self._watch()
 
+    @property
+    def _owned(self) -> bool:
+        """Whether one of its requests had the token."""
+        return self._was_owned or (self.scope is not None and OWNER in self.scope)
+
     def data_received(self, data: bytes) -> None:
+        self._was_owned = self._owned  # the next request may be for a file
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._due is not None:
-            self._due.cancel()
+        for timer in (self._due, self._unread):
+            if timer is not None:
+                timer.cancel()
 
     def _watch(self) -> None:
         complete = self.cycle is not None and not self.cycle.response_complete
@@ -58,7 +82,35 @@ class _Protocol(H11Protocol):
             self._due.cancel()
             self._due = None
         elif not complete and self._due is None:
-            self._due = self.loop.call_later(_REQUEST_S, self.transport.close)
+            self._due = self.loop.call_later(_PATIENCE_S, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_less()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def _expect_less(self, than: int | None = None) -> None:
+        """Ends the connection if no more of its answers was taken since it was asked last."""
+        left = self.transport.get_write_buffer_size()
+        if left == than:
+            self.transport.abort()
+        else:
+            self._unread = self.loop.call_later(_PATIENCE_S, self._expect_less, left)
+
+    def send_400_response(self, msg: str) -> None:
+        """Ends a connection that sends what is no HTTP. Only the first request gets an answer.
+
+        uvicorn answers later ones too, while another answer may be on its way.
+        """
+        if self.cycle is None:
+            super().send_400_response(msg)
+        else:
+            self.cycle.disconnected = True
+            self.transport.close()
 
 
 class CaptureServer:
@@ -117,7 +169,7 @@ class CaptureServer:
                     lifespan="off",
                     ws="none",
                     http=_Protocol,
-                    limit_concurrency=_CONNECTIONS,
+                    backlog=_BACKLOG,
                     server_header=False,
                     timeout_graceful_shutdown=_GRACE_S,
                 )
@@ -161,7 +213,7 @@ def _listening(port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", port))
-        found.listen(128)
+        found.listen(_BACKLOG)
     except OSError as error:
         found.close()
         failed = StrapIOError(f"port {port} of 127.0.0.1: {error.strerror}")
