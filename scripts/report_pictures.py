@@ -11,6 +11,7 @@ It needs Chromium on PATH, and the extras `examples` and `test`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -33,7 +34,8 @@ def report(folder: Path) -> Path:
 
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     model = AutoModel.from_pretrained(get_model_path(), attn_implementation="eager").eval()
-    stream = folder / "run.stream"
+    os.chdir(folder)  # the page shows the path that it is given
+    stream = Path("run.stream")
     with torch.no_grad(), capture_activations(model, stream, preset="balanced"):
         for repeats in range(1, 9):
             inputs = tokenizer(
@@ -42,13 +44,13 @@ def report(folder: Path) -> Path:
             )  # fmt: skip
             model(**inputs)
         model(**tokenizer(TEXTS[0], return_tensors="pt"))
-    return Path(write_report(stream, tokenizer=tokenizer).path)
+    return Path(write_report(stream, tokenizer=tokenizer).path).resolve()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
-    output = parser.parse_args().output
+    output = parser.parse_args().output.resolve()
     from browser import chromium
 
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
