@@ -83,6 +83,22 @@ def test_the_bias_of_positions_beside_attention_weights_is_none_of_them(build, i
     assert across.keys == tuple(f"#{place}" for place in range(9))
 
 
+def test_keys_of_another_text_are_not_named_after_the_queries(build, ids, path):
+    """The text of the decoder is as long as that of the encoder, and has padding."""
+    mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+    other = ids.flip(1)
+    capture(
+        path, eager(build, "t5"), input_ids=ids, decoder_input_ids=other,
+        decoder_attention_mask=mask,
+    )  # fmt: skip
+    across = attention_weights(path, "decoder.block.1.layer.1.EncDecAttention", batch_row=1)
+    assert across.queries == tuple(map(str, other[1, :5].tolist()))
+    assert across.keys == tuple(f"#{place}" for place in range(9))
+    assert across.weights.shape == (4, 5, 9)
+    of_encoder = attention_weights(path, "encoder.block.1.layer.0.SelfAttention")
+    assert of_encoder.keys == of_encoder.queries == tuple(map(str, ids[0].tolist()))
+
+
 def test_weights_that_several_modules_return_are_listed_once(minilm, path):
     model = minilm.model
     kept = model.config._attn_implementation

@@ -27,6 +27,8 @@ _OF_ROWS = [
     "step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs", "kept",
 ]  # fmt: skip
 # What a row of a call has in common with the one that says how many of its tokens were kept.
+#: How the names of the inputs begin that cross-attention takes its keys from.
+_OF_CROSS_ATTENTION = ("encoder_", "cross_attention_")
 _OF_CALLS = ["step", "row", "model", "entry"]
 
 
@@ -331,6 +333,23 @@ class Calls:
     def shares(self, model: str, layer: str) -> bool:
         """Whether both the encoder and the decoder of a model use the layer's module."""
         return layer in self.encoders.get(model, {}).get("shared", ())
+
+    def may_be_crossed(self, model: str, layer: str, row: int, keys: int) -> bool:
+        """Whether the keys of attention weights may be of another text than their queries.
+
+        Args:
+            model, layer: whose weights they are.
+            row: the row of the queries' text.
+            keys: their number.
+        """
+        encoders = self.encoders.get(model, {}).get("modules", ())
+        if any(_holds(name, layer) for name in encoders):
+            return False
+        inputs = load_json(self.cells("inputs", np.array([row]))[0] or "{}")
+        if not encoders and not any(name.startswith(_OF_CROSS_ATTENTION) for name in inputs):
+            return False
+        encoded = int(self.lists("positions").lengths[row])
+        return self.lists("decoder_positions").lengths[row] < 0 or encoded in (-1, keys)
 
     def _is_of_decoder(self, model: str, layer: str, calls: Ints) -> bool:
         """Whether the layer has the tokens of the decoder in some of the calls."""

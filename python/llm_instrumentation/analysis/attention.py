@@ -42,7 +42,8 @@ class AttentionWeights:
         layer: the name of the tensor in the capture.
         steps: the steps that they are of; empty if unknown.
         weights: float32, [heads, query, key]. NaN: the key did not exist at the step of the query.
-        queries, keys: a label for each token: its text, or else its id, or else its position.
+        queries, keys: a label for each token: its text, or else its id, or else its position. Keys
+            that may be of another text, as in cross-attention, have their position.
     """
 
     layer: str
@@ -147,8 +148,8 @@ def weights_of(
     for part in parts:
         weights[:, at : at + part.shape[1], : part.shape[2]] = part
         at += part.shape[1]
-    names, kept = _tokens(reader, used, batch_row, tokenizer, queries)
-    if keys == queries:
+    names, kept, own = _tokens(reader, used, batch_row, tokenizer, queries, keys)
+    if own:
         key_names = names
         weights = weights[:, kept][:, :, kept]
     else:
@@ -202,10 +203,18 @@ def _span(reader: ActivationReader) -> str:
 
 
 def _tokens(
-    reader: ActivationReader, used: list[Activation], batch_row: int, tokenizer: Any, count: int
-) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Labels of the queries that are no padding, and their places."""
-    places = np.arange(count)
+    reader: ActivationReader,
+    used: list[Activation],
+    batch_row: int,
+    tokenizer: Any,
+    count: int,
+    keys: int,
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64], bool]:
+    """Labels of the queries that are no padding, their places, and whether the keys are the same.
+
+    Keys of cross-attention are of another text, also if it has as many tokens.
+    """
+    places, own = np.arange(count), keys == count
     numbers = tuple(f"#{place}" for place in range(count))
     steps = np.array([-1 if a.step is None else a.step for a in used])
     try:
@@ -213,15 +222,17 @@ def _tokens(
         ranks = np.array([a.rank for a in used])
         chosen = calls.of_layer(used[0].model, used[0].layer, steps, ranks)
     except (NoCallsError, NotTokenAlignedError):
-        return numbers, places
+        return numbers, places, own
     if (chosen.first < 0).any() or chosen.tokens.sum() != count:
-        return numbers, places
+        return numbers, places, own
     rows = np.repeat(chosen.first + batch_row, chosen.tokens)
     tokens = np.concatenate([np.arange(n) for n in chosen.tokens.tolist()])
+    last = int(chosen.first[-1]) + batch_row
+    own = own and not calls.may_be_crossed(used[-1].model or "", used[-1].layer, last, keys)
     side = "decoder_" if chosen.decoder else ""
     ids = calls.lists(f"{side}token_ids").at(rows, tokens, -1)
     kept = np.flatnonzero(calls.lists(f"{side}mask").at(rows, tokens, True))
     texts = [
         None if tokenizer is None or n < 0 else tokenizer.decode([n]) for n in ids[kept].tolist()
     ]
-    return labels(texts, ids[kept].tolist(), kept.tolist()), kept
+    return labels(texts, ids[kept].tolist(), kept.tolist()), kept, own

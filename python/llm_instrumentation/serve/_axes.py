@@ -11,7 +11,6 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from .._json import load_json
 from ..analysis._calls import Calls
 from ..analysis.activation import Activation
 from ..analysis.reader import ActivationReader
@@ -24,8 +23,6 @@ Ints = npt.NDArray[np.int64]
 
 #: Kinds of layouts whose tensors are of something else than the tokens of the text.
 _OTHERS = ("unordered", "foreign", "both")
-#: How the names of the inputs begin that cross-attention takes its keys from.
-_OF_CROSS_ATTENTION = ("encoder_", "cross_attention_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +131,9 @@ def _of_attention(reader: ActivationReader, activation: Activation, batch_row: i
             f"{int(chosen.rows[0])} rows with {total} tokens"
         )
     known = [one for one in (given, _with_cached(calls, given)) if len(one) == keys]
-    if _may_be_crossed(calls, model, module, row):
-        encoded = calls.lists("positions").lengths[row] if side else -1
-        if encoded < 0 or (known and encoded == keys):
-            known = []  # the keys may be the encoder's, or the decoder's own
-        elif encoded == keys:
-            known = [GivenTokens(np.full(keys, row), np.arange(keys), "")]
+    if calls.may_be_crossed(model, module, row, keys):
+        of_encoder = side and not known and calls.lists("positions").lengths[row] == keys
+        known = [GivenTokens(np.full(keys, row), np.arange(keys), "")] if of_encoder else []
     if not known:
         return Axes(given, None, f"it is unknown which tokens the {keys} keys are")
     return Axes(given, known[0], None)
@@ -164,15 +158,4 @@ def _with_cached(calls: Calls, given: GivenTokens) -> GivenTokens:
         np.concatenate([rows[kept], given.rows]),
         np.concatenate([places[kept], given.places]),
         given.side,
-    )
-
-
-def _may_be_crossed(calls: Calls, model: str, module: str, row: int) -> bool:
-    """Whether the keys of a module may be of another text than its queries."""
-    encoders = calls.encoders.get(model, {}).get("modules", ())
-    if any(name in ("", module) or module.startswith(f"{name}.") for name in encoders):
-        return False
-    inputs = calls.cells("inputs", np.array([row]))[0]
-    return bool(encoders) or any(
-        name.startswith(_OF_CROSS_ATTENTION) for name in load_json(inputs or "{}")
     )
