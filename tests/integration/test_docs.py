@@ -17,14 +17,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 import prepared
 import pytest
+from pages import PAGES, blocks, python_script
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = ROOT / "docs" / "API.md"
 LIBRARY = ROOT / "python" / "llm_instrumentation" / "_native" / "libstrap.so"
 CC = os.environ.get("CC", "cc")
@@ -48,20 +48,6 @@ MRM_INTERNAL = {
 }  # fmt: skip
 
 
-class Block(NamedTuple):
-    language: str
-    line: int  # the number of its first line of code, from 1
-    code: str
-
-
-def blocks(page: Path, language: str) -> list[Block]:
-    found, text = [], page.read_text()
-    for fence in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        if fence[1] == language:
-            found.append(Block(fence[1], text.count("\n", 0, fence.start(2)) + 1, fence[2]))
-    return found
-
-
 def having(language: str) -> list[Any]:
     return [
         pytest.param(page, id=str(page.relative_to(ROOT)))
@@ -80,12 +66,8 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 @pytest.mark.parametrize("page", having("python"))
 def test_python_blocks_run(page, tmp_path):
-    # In this script the code keeps its line numbers, so that a traceback names lines of the page.
-    lines: list[str] = []
-    for block in blocks(page, "python"):
-        lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
     script = tmp_path / f"{page.name}.py"
-    script.write_text("\n".join(lines) + "\n")
+    script.write_text(python_script(page))
     prepared.run(script, cwd=tmp_path)
 
 
