@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help demo examples sae circuit llama-cpp vllm check test test-long test-go test-abi test-python test-faults fuzz bench \
-	generate lib install uninstall wheel sdist fmt lint docs clean
+	matrix generate lib install uninstall wheel sdist fmt lint docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -90,6 +90,9 @@ test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 
 fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each, and tell its rate
 	@$(TOOLS) && FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+matrix: $(VENV)/.dev ## Test the oldest and newest releases of Python and torch; downloads 5 GB a row
+	$(TOOLS) && $(PY) packaging/matrix.py
 
 bench: $(VENV)/.dev $(NATIVE) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...

@@ -22,7 +22,7 @@ from pathlib import Path
 VERSION = "0.32.0"
 TORCH = "2.13.0"
 # What libstrap and its tests need beside what vLLM brings.
-OWN = ("hypothesis", "pyarrow>=14", "pytest>=8.2", "pytest-timeout", "typer>=0.12.4,<0.29")
+OWN = ("hypothesis", "pyarrow>=14", "pytest>=8.2", "pytest-timeout", "typer>=0.15.4,<0.29")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -18,6 +18,8 @@ def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Ten
         yield name, output
     elif isinstance(output, (dict, ModelOutput)):
         for key, value in output.items():
+            if key == "past_key_values":  # tuples of tensors, in older transformers
+                continue
             yield from tensors(f"{name}[{key!r}]", value, top=False)
     elif isinstance(output, (tuple, list)):
         for i, value in enumerate(output):

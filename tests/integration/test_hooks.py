@@ -629,10 +629,17 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
     assert "['logits']" in names and "" in names  # from a mapping and from a tuple
     assert [name for name in names if "keys" in name or "values" in name] == []
     values = dict(read(with_cache))
-    for i, layer in enumerate(cache.layers):
-        for at in ("keys", "values"):
-            expected = getattr(layer, at).half()
-            assert torch.equal(values[f"['{CACHE_NAME}'][{i}].{at}"], expected)
+    if isinstance(cache, tuple):  # older transformers: a tuple of each layer's keys and values
+        wanted = {f"[{i}][{at}]": cache[i][at] for i in range(len(cache)) for at in (0, 1)}
+    else:
+        wanted = {
+            f"[{i}].{at}": getattr(layer, at)
+            for i, layer in enumerate(cache.layers)
+            for at in ("keys", "values")
+        }
+    assert len(wanted) == 4
+    for at, expected in wanted.items():
+        assert torch.equal(values[f"['{CACHE_NAME}']{at}"], expected.half())
 
 
 # ---- what cannot be captured ------------------------------------------------------

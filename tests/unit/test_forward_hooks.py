@@ -112,8 +112,6 @@ OUTPUTS = {
     "a list beside None": [X, None],
     "a tensor beside a tensor": (X, X + 1),
     "a mapping": {"logits": X, "other": X[0]},
-    "of four bits": torch.zeros(3, dtype=torch.uint8).view(torch.uint4),
-    "of two bits": torch.zeros(3, dtype=torch.int8).view(torch.int2),
     "None": None,
     "a number": 3,
     "overflowing": X * 1e30,
@@ -121,10 +119,16 @@ OUTPUTS = {
         str(dtype): (X + 7).to(dtype)
         for dtype in (
             torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
-            torch.int64, torch.uint8, torch.uint16, torch.bool, torch.float8_e4m3fn,
+            torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn,
         )
     },
 }  # fmt: skip
+if hasattr(torch, "uint16"):
+    OUTPUTS[str(torch.uint16)] = (X + 7).to(torch.uint16)
+if hasattr(torch, "uint4"):
+    OUTPUTS["of four bits"] = torch.zeros(3, dtype=torch.uint8).view(torch.uint4)
+if hasattr(torch, "int2"):
+    OUTPUTS["of two bits"] = torch.zeros(3, dtype=torch.int8).view(torch.int2)
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

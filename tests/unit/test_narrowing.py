@@ -151,6 +151,8 @@ CASES = {
 def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
     """A narrowed tensor gives the row, values and statistics of the float32 tensor."""
     tensor, rows, stats = CASES[name], [], []
+    # NaN has the bits that numpy gives it, or torch where torch has narrowed it.
+    halves = tensor.numpy().astype(np.float16), tensor.half().numpy()
     for narrowed in (False, True):
         path = tmp_path / f"{narrowed}.packets"
         session = Session(path, codec=codec, workers=1, max_memory_bytes=1 << 22)
@@ -168,7 +170,7 @@ def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
             [row] = reader
             values = row.to_numpy()
             rows.append(row)
-        assert values.tobytes() == tensor.half().numpy().tobytes() or codec == "archive"
+        assert values.tobytes() == halves[narrowed].tobytes() or codec == "archive"
         assert (row.source_dtype, row.dtype) == ("float32", "float16")
         assert (row.step, row.token, row.call, row.shape) == (3, 5, 1, tuple(tensor.shape))
     own, told = rows

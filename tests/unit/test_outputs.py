@@ -94,12 +94,18 @@ def llama(**options):
     return transformers.LlamaForCausalLM(config).eval()
 
 
+def with_cache(cache):
+    """Older transformers return tuples in place of a cache, unless they are given one."""
+    return {CACHE_NAME: cache}
+
+
 def test_the_key_value_cache_is_left_out_unless_asked_for():
-    output = llama()(torch.zeros(1, 3, dtype=torch.long))
+    output = llama()(torch.zeros(1, 3, dtype=torch.long), **with_cache(DynamicCache()))
     assert paths(output) == ["['logits']"]
     found = dict(walk_output(output, kv_cache=True))
-    assert list(found) == [
-        "['logits']",
+    logits, *cached = found
+    assert logits == "['logits']"
+    assert sorted(cached) == [
         f"['{CACHE_NAME}'][0].keys",
         f"['{CACHE_NAME}'][0].values",
         f"['{CACHE_NAME}'][1].keys",
@@ -109,14 +115,19 @@ def test_the_key_value_cache_is_left_out_unless_asked_for():
 
 
 def test_tuple_outputs_of_a_model_name_their_places():
-    output = llama()(torch.zeros(1, 3, dtype=torch.long), return_dict=False)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    output = llama()(ids, **with_cache(DynamicCache()), return_dict=False)
     assert paths(output) == [""]
     assert paths(output, kv_cache=True)[:2] == ["", "[1][0].keys"]
 
 
-@pytest.mark.parametrize("cache", [None, DynamicCache(), StaticCache(
-    config=transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2), max_cache_len=8
-), EncoderDecoderCache(DynamicCache(), DynamicCache())])  # fmt: skip
+EMPTY_CACHES = [None, DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())]
+if hasattr(transformers.cache_utils, "StaticLayer"):  # before, static caches had memory at once
+    config = transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2)
+    EMPTY_CACHES.append(StaticCache(config=config, max_cache_len=8))
+
+
+@pytest.mark.parametrize("cache", EMPTY_CACHES)
 def test_caches_that_are_empty_have_no_keys(cache):
     assert not [path for path in paths((A, cache), kv_cache=True) if path.endswith(".keys")]
 
@@ -128,6 +139,8 @@ def test_an_encoder_decoder_cache_has_two_parts():
     model = transformers.T5ForConditionalGeneration(config).eval()
     ids = torch.zeros(1, 3, dtype=torch.long)
     output = model(input_ids=ids, decoder_input_ids=ids)
+    if isinstance(output[CACHE_NAME], tuple):
+        pytest.skip("a T5 of this transformers returns tuples in place of a cache")
     assert paths(output) == ["['logits']", "['encoder_last_hidden_state']"]
     assert [path for path in paths(output, kv_cache=True) if CACHE_NAME in path] == [
         f"['{CACHE_NAME}'].self_attention_cache[0].keys",

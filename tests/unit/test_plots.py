@@ -91,6 +91,8 @@ def no_display(monkeypatch):
     plt.switch_backend("Agg")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # as for a missing glyph
+        # Of pyparsing 3.3, about matplotlib's calls of it: it is a UserWarning too.
+        warnings.simplefilter("ignore", DeprecationWarning)
         yield
     plt.close("all")
 

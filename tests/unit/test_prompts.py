@@ -22,7 +22,8 @@ CORRUPTED = ["Mary met John and Mary gave flowers to", "Anna met John and Anna g
 def tokenizer_of(**special: Any) -> Any:
     made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, "<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    given = {"eos_token": "<end>", "unk_token": "<unk>", **special}
+    names = ["input_ids", "attention_mask"]  # older transformers name token types too
+    given = {"eos_token": "<end>", "unk_token": "<unk>", "model_input_names": names, **special}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **given)
 
 

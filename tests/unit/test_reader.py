@@ -223,11 +223,13 @@ def test_an_unknown_name_suggests_others(run):
 # ---- values ---------------------------------------------------------------------
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+# torch 2.2 lacks uint16, uint32, uint64 and float8_e8m0fnu.
+DTYPES = [name for name in DTYPE_CODES if hasattr(torch, name)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    kinds=st.lists(st.tuples(st.sampled_from(sorted(DTYPE_CODES)), SHAPES), min_size=1),
+    kinds=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), min_size=1),
     codec=st.sampled_from(["none", "lz4", "zstd"]),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -267,10 +269,10 @@ def as_numpy(tensor):
     return tensor.numpy()
 
 
-@pytest.mark.parametrize("name", [n for n in DTYPE_CODES if n.startswith(("float8", "bfloat"))])
+@pytest.mark.parametrize("name", [n for n in DTYPES if n.startswith(("float8", "bfloat"))])
 def test_all_values_of_the_types_that_numpy_lacks(path, name):
     size = DTYPE_SIZES[name]
-    every = torch.arange(256**size).to(torch.uint8 if size == 1 else torch.uint16)
+    every = torch.arange(256**size).to(torch.uint8 if size == 1 else torch.int16)
     every = every.view(getattr(torch, name))
     with capturing(path) as put:
         put("all", every)
@@ -583,7 +585,7 @@ def put_sample(put, name, source, rate):
     put(name, sampled(source, rate), transform=b"sample", parameters=parameters)
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPE_CODES.keys() - {"float8_e8m0fnu"}))
+@pytest.mark.parametrize("dtype", sorted(set(DTYPES) - {"float8_e8m0fnu"}))
 def test_a_sample_returns_to_its_place(path, dtype):
     source = torch.arange(1, 41).remainder(7).view(8, 5).to(getattr(torch, dtype))
     with capturing(path, keep_float32=True) as put:
@@ -1013,7 +1015,8 @@ def test_numpy_takes_an_activation_for_an_array(crowd):
         assert np.array_equal(values, half.to_numpy())
         assert np.asarray(half, dtype=np.float64).dtype == np.float64
         assert np.array_equal(np.abs(half), abs(values)) and np.mean(half) == values.mean()
-        assert np.array([half, half]).shape == (2, 1, 2, 8)
+        if np.lib.NumpyVersion(np.__version__) >= "1.25.0":  # before, only of sequences
+            assert np.array([half, half]).shape == (2, 1, 2, 8)
         # numpy has no bfloat16; float32 holds all its values
         exact = rounded.to_torch()
         assert np.asarray(rounded).dtype == np.float32

@@ -100,8 +100,10 @@ def test_elements_are_taken_in_row_major_order(dtype):
     tensor = torch.arange(60).reshape(3, 20).to(dtype).T  # not contiguous
     sample = sample_tensor(tensor, 0.2, seed=5)
     assert sample.dtype is dtype
-    expected = tensor.contiguous().view(-1)[torch.tensor(sample_positions(60, 0.2, 5))]
-    assert sample.view(torch.uint8).equal(expected.view(torch.uint8))
+    # Indexed as bytes, because torch cannot index every type.
+    elements = tensor.contiguous().view(-1).view(torch.uint8).view(60, dtype.itemsize)
+    expected = elements[torch.tensor(sample_positions(60, 0.2, 5))]
+    assert sample.view(torch.uint8).equal(expected.view(-1))
 
 
 def test_samples_have_no_gradient_and_work_in_inference_mode():

@@ -73,6 +73,8 @@ def falcon():
 
 
 def qwen3():
+    if not hasattr(transformers, "Qwen3Config"):
+        pytest.skip("this transformers has no Qwen3")
     return transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8)
     )
@@ -154,14 +156,30 @@ MLP = {
 }
 
 
+def expected_attention(build, model):
+    """ATTENTION in the order of the model's modules, with those that older transformers have."""
+    block = ATTENTION[build][0]
+    modules = [name for name, _ in model.named_modules()]
+    older = {f"{block}.{part}" for part in ("rotary_emb", "attention_dropout")}
+    expected = older.intersection(modules).union(ATTENTION[build])
+    assert expected <= set(modules)
+    return [name for name in modules if name in expected]
+
+
 @pytest.mark.parametrize("build", ATTENTION, ids=lambda build: build.__name__)
 def test_attention_only_is_the_attention_block_and_its_modules(build):
-    assert names(build(), InstrumentationConfig.attention_analysis()) == ATTENTION[build]
+    model = build()
+    found = names(model, InstrumentationConfig.attention_analysis())
+    assert found == expected_attention(build, model)
 
 
 @pytest.mark.parametrize("build", MLP, ids=lambda build: build.__name__)
 def test_mlp_only_is_the_feed_forward_block_and_its_modules(build):
-    assert names(build(), InstrumentationConfig.mlp_analysis()) == MLP[build]
+    model = build()
+    if any(isinstance(module, nn.ModuleList) for name, module in model.named_modules()
+           if name.endswith("experts")):  # fmt: skip
+        pytest.skip("this transformers has a module for each expert")
+    assert names(model, InstrumentationConfig.mlp_analysis()) == MLP[build]
 
 
 @pytest.mark.parametrize("build", ATTENTION, ids=lambda build: build.__name__)
@@ -233,7 +251,8 @@ def test_a_compiled_model_has_the_names_of_the_original():
     model.model.layers[0].self_attn = torch.compile(model.model.layers[0].self_attn)
     compiled = torch.compile(model)
     assert names(compiled, InstrumentationConfig.balanced()) == original
-    assert names(compiled, InstrumentationConfig.attention_analysis()) == ATTENTION[llama]
+    found = names(compiled, InstrumentationConfig.attention_analysis())
+    assert found == expected_attention(llama, llama())
     # The hooks are on the original modules, which the compiled ones call.
     selected = dict(select_modules(compiled, InstrumentationConfig.balanced()))
     assert selected[""] is model

@@ -642,6 +642,9 @@ def test_weights_that_come_in_later_are_weights_too():
 class Scaled(torch.Tensor):
     """A float32 tensor made of int8 numbers and a scale, like the weights of torchao."""
 
+    # Otherwise torch 2.2 makes one of each result, without numbers.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
     @staticmethod
     def __new__(cls, numbers, scale):
         made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
@@ -846,7 +849,15 @@ LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
         (bart, lambda m: m(TEXT), [50]),  # the decoder's text is made from the encoder's
         (bart, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
         (whisper, lambda m: m(SOUND, None, DECODED), [3]),
-        (whisper, lambda m: m.generate(SOUND, **LENGTHS), [1, 2, 3]),
+        pytest.param(
+            whisper,
+            lambda m: m.generate(SOUND, **LENGTHS),
+            [1, 2, 3],
+            marks=pytest.mark.skipif(
+                not hasattr(transformers.cache_utils, "StaticLayer"),
+                reason="this transformers fails there without a tracer too",
+            ),
+        ),
         (llama, lambda m: m(None, inputs_embeds=EMBEDDED), [7]),
         (llama, lambda m: m.generate(inputs_embeds=EMBEDDED, **LENGTHS), [7, 8, 9]),
         (vit, lambda m: m(PICTURE), []),

@@ -371,7 +371,9 @@ class Activation:
             raise InvalidArgumentError(
                 f"fill = {fill} is no value of {values.dtype}: pass another fill, or dtype="
             )
-        dense = torch.full((math.prod(shape),), fill, dtype=values.dtype, device="cpu")
+        # torch before 2.3 fills no float8, but it converts float32 to them.
+        filled = torch.float32 if "float8" in str(values.dtype) else values.dtype
+        dense = torch.full((math.prod(shape),), fill, dtype=filled, device="cpu").to(values.dtype)
         # As bytes, because torch assigns elements by index for some types only.
         size = values.element_size()
         places = dense.view(torch.uint8).view(len(dense), size)
