@@ -75,7 +75,7 @@ test-go: $(VENV)/.toolchain ## Go: vet, all tests, and again under the race dete
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test -vet=off ./... && "$$GO" test -vet=off -race -short ./...
 
 test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
-	$(TOOLS) && $(PYTEST) tests/abi
+	$(TOOLS) && $(PYTEST) tests/abi -n $(JOBS) --dist worksteal
 
 # Each process has a core to itself. More threads slow the tests: 282 of them took 185 s, not 140.
 test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
