@@ -484,6 +484,7 @@ var hostile = map[string]struct {
 	"zstd, segment of 1 TiB": {"\x28\xb5\x2f\xfd\xe0\x00\x00\x00\x00\x00\x01\x00\x00\x03\x00\x00a", status.Unsupported},
 	"zstd, window of 2 TiB":  {"\x28\xb5\x2f\xfd\x00\xff\x0b\x00\x00a", status.Unsupported},
 	"zstd, window of 96 MiB": {"\x28\xb5\x2f\xfd\x00\x84\x2b\x00\x00a", status.OK},
+	"zstd, no dictionary":    {"\x28\xb5\x2f\xfd\x21\x00\x05\x29\x00\x00hello", status.OK}, // its number is 0, in one byte
 	"zstd, dictionary":       {"\x28\xb5\x2f\xfd\x01\x00\x05\x01\x00\x00", status.Unsupported},
 	"zstd, reserved bit":     {"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", status.Corrupt},
 	"zstd, reserved block":   {"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", status.Corrupt},

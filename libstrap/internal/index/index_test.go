@@ -431,6 +431,11 @@ func TestOnlyZstdOfThisVersionIsRead(t *testing.T) {
 		t.Fatalf("%v, %+v", bad, f)
 	}
 	sameRows(t, rowsOf(f), sample())
+	f, bad = parse(held(by(3)), &memory.Budget{})
+	if bad != nil || f.Damaged {
+		t.Fatalf("%v, %+v", bad, f)
+	}
+	sameRows(t, rowsOf(f), sample()) // version 3 has all columns
 	for name, b := range map[string][]byte{"lz4": by(version, ipc.WithLZ4()), "version 3": by(3, ipc.WithZstd())} {
 		f, bad := parse(held(b), &memory.Budget{})
 		if bad != nil || !f.Torn || !strings.Contains(f.Problem, "compressed") || f.NumRows() != 0 {
