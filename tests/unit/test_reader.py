@@ -1123,7 +1123,7 @@ def test_an_empty_stream_has_nothing(path):
     with ActivationReader(path) as reader:
         assert len(reader) == 0 and reader.layers == reader.steps == () == tuple(reader.missing)
         assert reader.index.num_rows == 0 and list(reader.select()) == []
-        assert repr(reader).endswith("0 activations, 0 layers, 0 steps, 0 packets, 0 bytes>")
+        assert repr(reader).endswith("0 activations, 0 layers, 0 steps, 0 packets, 0 B>")
         assert repr(reader.select()) == "<ActivationView: 0 activations of 0 layers>"
 
 
