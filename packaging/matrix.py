@@ -124,11 +124,12 @@ def command(*arguments: str | Path) -> str:
 
 def captures(python: Path, program: str, packets: int, folder: Path) -> str:
     """Runs a program that captures, and looks at its capture with `strap`."""
-    for command in (
+    lines: list[list[str | Path]] = [
         [python, *STRICT, "-c", program],
         [python, *STRICT, python.with_name("strap"), "info", "--json", "run.stream"],
-    ):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    ]
+    for line in lines:
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
             print(done.stdout + done.stderr)
             return "fails"

@@ -27,9 +27,9 @@ _OF_ROWS = [
     "step", "row", "model", "entry", "sequence", "request", "document", "labels", "inputs", "kept",
 ]  # fmt: skip
 # What a row of a call has in common with the one that says how many of its tokens were kept.
+_OF_CALLS = ["step", "row", "model", "entry"]
 #: How the names of the inputs begin that cross-attention takes its keys from.
 _OF_CROSS_ATTENTION = ("encoder_", "cross_attention_")
-_OF_CALLS = ["step", "row", "model", "entry"]
 
 
 class CallsOf(NamedTuple):
