@@ -87,12 +87,12 @@ def capture(path: Path, codec: str, sizes: argparse.Namespace) -> Any:
 
 def ours(path: Path, sizes: argparse.Namespace) -> tuple[Any, float, float]:
     import torch
-    from llm_instrumentation.analysis._sae_training import (
+    from llm_instrumentation.analysis.dataset import ActivationDataset
+    from llm_instrumentation.analysis.sae.training import (
         SAETraining,
         TrainingSettings,
         batches_of,
     )
-    from llm_instrumentation.analysis.dataset import ActivationDataset
 
     torch.manual_seed(0)
     settings = TrainingSettings(

@@ -4,7 +4,7 @@
 import sys
 
 try:
-    from llm_instrumentation.probes.analyze import main
+    from llm_instrumentation.probes.blocks.analyze import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"{sys.executable} has no {error.name}: run this with the Python that llm_instrumentation "

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 from llm_instrumentation._native import ForwardHooks
-from llm_instrumentation.core import calls, sampling, sink
+from llm_instrumentation.core import sampling
+from llm_instrumentation.core.calls import calls
+from llm_instrumentation.core.tensors import sink
 from llm_instrumentation.memory import cuda_manager
 from torch.utils._device import _device_constructors
 

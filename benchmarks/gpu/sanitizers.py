@@ -42,7 +42,7 @@ TOOLS = (
 def program(device: str) -> None:
     """Transfers of every kind: narrowed, too large for float16, in pieces, on two streams."""
     import torch
-    from llm_instrumentation.core.narrowing import holds, narrow
+    from llm_instrumentation.core.tensors.narrowing import holds, narrow
     from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
     beside = torch.cuda.Stream()

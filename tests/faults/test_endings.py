@@ -10,8 +10,9 @@ import pytest
 from children import Noise, framework, steps_in
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import Session
-from llm_instrumentation.core import recorder, tokens
+from llm_instrumentation.core import tokens
 from llm_instrumentation.core.checkpoint import CheckpointFile
+from llm_instrumentation.core.recording import recorder
 from llm_instrumentation.errors import StrapTimeoutError
 
 SIZE = 1 << 18

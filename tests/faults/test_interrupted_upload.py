@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
-from llm_instrumentation.core.run_folder import ShardFolder
-from llm_instrumentation.core.run_records import Clock, RankFile, Shard, joined_run
+from llm_instrumentation.core.files.run_folder import ShardFolder
+from llm_instrumentation.core.files.run_records import Clock, RankFile, Shard, joined_run
 from llm_instrumentation.errors import (
     BusyError,
     CorruptError,

@@ -21,7 +21,7 @@ from children import noise
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation.analysis.salvage import salvage
-from llm_instrumentation.core._openmp import gomp_parallel
+from llm_instrumentation.core.recording.openmp import gomp_parallel
 
 POOL = noise(0, 1 << 22)
 SMALL = (1, 300, 5_000, 60_000)

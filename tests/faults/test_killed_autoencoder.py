@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from llm_instrumentation import InstrumentationConfig, capture_activations
-from llm_instrumentation.analysis._sae_training import SAETraining
 from llm_instrumentation.analysis.dataset import ActivationDataset
+from llm_instrumentation.analysis.sae.training import SAETraining
 from llm_instrumentation.analysis.sparse_autoencoder import train_sae
 from torch import nn
 

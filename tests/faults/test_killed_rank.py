@@ -18,7 +18,7 @@ import ranks as processes
 import torch
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import Reader
-from llm_instrumentation.analysis._verify import verify
+from llm_instrumentation.analysis.reading.verify import verify
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch has no torch.distributed"

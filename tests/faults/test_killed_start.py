@@ -32,7 +32,7 @@ CHANGES = [
 PROGRAM = """
 import sys
 from llm_instrumentation._native import Session
-from llm_instrumentation.core._earlier import EarlierFiles, remove_earlier
+from llm_instrumentation.core.files.earlier import EarlierFiles, remove_earlier
 path = sys.argv[1]
 earlier = EarlierFiles(path).paths
 session = Session(path, codec="none", workers=1, max_memory_bytes=1 << 20)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from llm_instrumentation.core.narrowing import holds, narrow
+from llm_instrumentation.core.tensors.narrowing import holds, narrow
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager, TransferError
 
 pytestmark = pytest.mark.gpu

@@ -23,10 +23,10 @@ from llm_instrumentation import (
     annotate,
 )
 from llm_instrumentation._native import Session, capture_id_of
-from llm_instrumentation.core.calls import encoders_of
-from llm_instrumentation.core.calls_file import calls_path_for, read_calls
+from llm_instrumentation.core.calls.calls import encoders_of
+from llm_instrumentation.core.calls.sequences import Sequences
 from llm_instrumentation.core.capture import capture_activations
-from llm_instrumentation.core.sequences import Sequences
+from llm_instrumentation.core.files.calls_file import calls_path_for, read_calls
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME

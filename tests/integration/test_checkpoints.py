@@ -26,7 +26,7 @@ from llm_instrumentation import (
     StreamingSerializer,
     analyze_activations_with_tokens,
 )
-from llm_instrumentation.core import _earlier
+from llm_instrumentation.core.files import earlier
 from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, load_token_metadata
 from llm_instrumentation.errors import BusyError, CaptureError
 from torch import nn
@@ -604,7 +604,7 @@ def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint, monke
     framework = instrumented(model)
     interrupted(framework, path, 4)
     with monkeypatch.context() as patched:
-        patched.setattr(_earlier, "remove_durably", Mock(side_effect=PermissionError(str(path))))
+        patched.setattr(earlier, "remove_durably", Mock(side_effect=PermissionError(str(path))))
         with pytest.raises(PermissionError, match=r"run\.stream"):
             with framework.capture_activations(path):
                 pass
@@ -616,8 +616,8 @@ def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint, monke
 KILLED = """
 import os, signal
 from llm_instrumentation.core import _earlier
-remove = _earlier.remove_durably
-_earlier.remove_durably = lambda path: (
+remove = earlier.remove_durably
+earlier.remove_durably = lambda path: (
     os.kill(os.getpid(), signal.SIGKILL) if path.name.endswith({name!r}) else remove(path)
 )
 """

@@ -23,7 +23,7 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation._native import DTYPE_CODES, Session
-from llm_instrumentation.analysis._statistics import statistics
+from llm_instrumentation.analysis.reading.statistics import statistics
 from llm_instrumentation.cli import captures, main, mrm_trace
 from llm_instrumentation.cli.exit_codes import ExitCode, TraceExitCode
 
@@ -513,9 +513,9 @@ def test_any_cut_and_any_wrong_byte(captured, stream, strap, suffix):
 
 
 def test_a_packet_larger_than_the_buffer_is_verified(tmp_path, strap, monkeypatch):
-    from llm_instrumentation.analysis import _verify
+    from llm_instrumentation.analysis.reading import verify
 
-    monkeypatch.setattr(_verify, "_CALL_BYTES", 100)
+    monkeypatch.setattr(verify, "_CALL_BYTES", 100)
     path = tmp_path / "run.stream"
     with session(path) as put:
         for size in (10, 1000, 5):

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
-from llm_instrumentation.core.components import components_of
+from llm_instrumentation.core.tensors.components import components_of
 from llm_instrumentation.errors import UnsupportedError
 from torch import Tensor, nn
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
-from llm_instrumentation.core.sequences import Sequences
+from llm_instrumentation.core.calls.sequences import Sequences
 from torch import nn
 from transformers_cache import CACHE_NAME
 

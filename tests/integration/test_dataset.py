@@ -18,10 +18,11 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig
-from llm_instrumentation.analysis import _direct_file, _shuffled
 from llm_instrumentation.analysis import dataset as module
-from llm_instrumentation.analysis._pool import PoolOrder
 from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
+from llm_instrumentation.analysis.training import direct_file
+from llm_instrumentation.analysis.training import shuffled as row_order
+from llm_instrumentation.analysis.training.pool import PoolOrder
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import InvalidArgumentError, NoSpaceError, StrapIOError
 from torch import Tensor, nn
@@ -68,8 +69,8 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads few rows at a time, and all at once."""
     monkeypatch.setattr(module, "_WINDOW_BYTES", request.param)
-    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", request.param)
-    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
+    monkeypatch.setattr(row_order, "_WINDOW_BYTES", request.param)
+    monkeypatch.setattr(row_order, "_BUCKET_BYTES", request.param)
 
 
 def expected(captures: list[Path], name: str) -> dict[tuple[int, ...], Tensor]:
@@ -319,9 +320,9 @@ def test_every_state_of_rows_on_disk_goes_on(captures, tmp_path):
 def test_an_interrupted_preparation_goes_on(captures, tmp_path, monkeypatch, stop):
     """It is stopped after its progress was saved some times, before or after rows were written."""
     whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
-    monkeypatch.setattr(_shuffled, "_SAVED_BYTES", 5000)
+    monkeypatch.setattr(row_order, "_SAVED_BYTES", 5000)
     left = [stop]
-    save = _shuffled.ShuffledRows._save
+    save = row_order.ShuffledRows._save
 
     def interrupted(self: Any, dealt: int) -> None:
         if left[0] == 0:
@@ -329,7 +330,7 @@ def test_an_interrupted_preparation_goes_on(captures, tmp_path, monkeypatch, sto
         left[0] -= 1
         save(self, dealt)
 
-    monkeypatch.setattr(_shuffled.ShuffledRows, "_save", interrupted)
+    monkeypatch.setattr(row_order.ShuffledRows, "_save", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         shuffled(captures, tmp_path / "s").prepare()
     left[0] = 1 << 30
@@ -338,24 +339,24 @@ def test_an_interrupted_preparation_goes_on(captures, tmp_path, monkeypatch, sto
 
 def test_rows_that_were_not_saved_are_dealt_again(captures, tmp_path, monkeypatch):
     """A power failure keeps what was saved. The rest of the file can have anything."""
-    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", 1 << 10)
+    monkeypatch.setattr(row_order, "_WINDOW_BYTES", 1 << 10)
     whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
-    monkeypatch.setattr(_shuffled, "_SAVED_BYTES", 5000)
+    monkeypatch.setattr(row_order, "_SAVED_BYTES", 5000)
     data, saved = shuffled(captures, tmp_path / "s"), []
-    flush = _shuffled._BucketWriter.flush
+    flush = row_order._BucketWriter.flush
 
     def lost(self: Any) -> None:
         flush(self)
-        saved.append((data._shuffled.path.read_bytes(), data._shuffled._dealt))
+        saved.append((data.shuffled.path.read_bytes(), data.shuffled._dealt))
         if len(saved) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(_shuffled._BucketWriter, "flush", lost)
+        patch.setattr(row_order._BucketWriter, "flush", lost)
         data.prepare()
     before, after = (np.frombuffer(content, np.uint8).copy() for content, _ in saved)
     before[before != after] = 0xA5
-    data._shuffled.path.write_bytes(before)
+    data.shuffled.path.write_bytes(before)
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
 
 
@@ -393,8 +394,8 @@ def test_a_disk_with_larger_blocks_has_the_same_rows(captures, tmp_path, monkeyp
 def test_a_write_that_fails_in_a_thread_is_an_error_and_the_rest_is_kept(
     captures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(_shuffled, "_PENDING_BYTES", 4096)  # many small blocks
-    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", 4096)
+    monkeypatch.setattr(row_order, "_PENDING_BYTES", 4096)  # many small blocks
+    monkeypatch.setattr(row_order, "_WINDOW_BYTES", 4096)
     whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
     written, count = os.pwrite, itertools.count()
 
@@ -416,7 +417,7 @@ def test_rows_on_a_slow_disk_or_one_with_larger_blocks_are_the_same(
     captures, tmp_path, monkeypatch, refused
 ):
     """Both are read through the page cache."""
-    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", 8192)  # more than one read
+    monkeypatch.setattr(row_order, "_BUCKET_BYTES", 8192)  # more than one read
     whole = [keys(batch) for batch in shuffled(captures, tmp_path / "s")]
     direct, read = [], os.preadv
 
@@ -427,8 +428,8 @@ def test_rows_on_a_slow_disk_or_one_with_larger_blocks_are_the_same(
         return read(file, into, at)
 
     monkeypatch.setattr(os, "preadv", watched)
-    monkeypatch.setattr(_direct_file, "_TIMED_BYTES", 4096)
-    monkeypatch.setattr(_direct_file, "_LEAST_RATE", float("inf"))
+    monkeypatch.setattr(direct_file, "_TIMED_BYTES", 4096)
+    monkeypatch.setattr(direct_file, "_LEAST_RATE", float("inf"))
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
     if not direct[0]:
         pytest.skip("the file system of the test has no direct reads")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation.analysis.causal_graph import CausalGraph, Edge, Node
-from llm_instrumentation.analysis.causal_graph._page import graph_page
+from llm_instrumentation.analysis.causal_graph.page import graph_page
 from llm_instrumentation.analysis.significance import width_remark
 from llm_instrumentation.errors import InvalidArgumentError, StrapError
 from llm_instrumentation.interventions import (

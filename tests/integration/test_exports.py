@@ -13,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, annotate
-from llm_instrumentation.analysis import _export_source
 from llm_instrumentation.analysis.exports import (
     DEFAULT_COLUMNS,
     ExportReport,
     LayersDifferError,
     export_rows,
 )
+from llm_instrumentation.analysis.files import export_source
 from llm_instrumentation.analysis.reader import UnknownActivationError
 from llm_instrumentation.analysis.rows import COLUMNS
 from llm_instrumentation.cli import main
-from llm_instrumentation.core.calls_file import calls_path_for
 from llm_instrumentation.core.capture import capture_activations
+from llm_instrumentation.core.files.calls_file import calls_path_for
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, StrapIOError
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -221,7 +221,7 @@ def assert_exported(kept: Kept, folder: Path, kind: str, dtype: Any = None) -> N
 @pytest.mark.parametrize("shard_bytes", [SHARDS, 256 << 20], ids=["many shards", "one shard"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_several_captures_bit_for_bit(kept, out, kind, shard_bytes, monkeypatch):
-    monkeypatch.setattr(_export_source, "_BLOCK_BYTES", 700)  # a few rows
+    monkeypatch.setattr(export_source, "_BLOCK_BYTES", 700)  # a few rows
     told: list[tuple[int, int]] = []
     report = export_rows(
         kept.paths, out, LAYERS, format=kind, columns=(*DEFAULT_COLUMNS, "capture"),
@@ -248,7 +248,7 @@ def test_all_columns(kept, out, kind, token_ids):
     with torch.no_grad(), capture_activations(kept.model, path, config=config):
         with annotate(document=["a", None], split="test"):
             kept.model(torch.arange(10).reshape(2, 5))
-    export_rows(path, out, "narrow", format=kind, columns=_export_source.COLUMNS_OF_EXPORTS)
+    export_rows(path, out, "narrow", format=kind, columns=export_source.COLUMNS_OF_EXPORTS)
     _, columns = READERS[kind](out)
     with ActivationReader(path) as reader:
         rows = reader.rows("narrow")
@@ -304,7 +304,7 @@ def test_sql_reads_an_export(kept, out):
 
 
 def test_row_groups_are_bounded(kept, out, monkeypatch):
-    monkeypatch.setattr(_export_source, "_BLOCK_BYTES", 4 * 140)
+    monkeypatch.setattr(export_source, "_BLOCK_BYTES", 4 * 140)
     export_rows(kept.paths, out, LAYERS, format="parquet")
     (file,) = out.glob("*.parquet")
     about = pq.ParquetFile(file).metadata

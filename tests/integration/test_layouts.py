@@ -14,7 +14,7 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
-from llm_instrumentation.core.model_layouts import layouts_of
+from llm_instrumentation.core.calls.model_layouts import layouts_of
 from llm_instrumentation.errors import UnsupportedError
 from llm_instrumentation.interventions import Site, apply, intervene, mean, zero
 from torch import Tensor, nn
@@ -197,7 +197,7 @@ def test_models_of_transformers_have_the_batch_first(path):
 
 def test_an_older_calls_file_does_not_say_where_the_batch_is(path):
     """Its layouts are unknown, so shapes alone tell."""
-    from llm_instrumentation.core.calls_file import calls_path_for
+    from llm_instrumentation.core.files.calls_file import calls_path_for
 
     model = SequenceFirst(encoders()["torch"]).eval()
     captured(model, path, tokens(4, 4))

@@ -56,7 +56,7 @@ with torch.no_grad(), capture_activations(model, "run.stream") as capture:
     "view": "reader['0']",
     "activation": "reader['0'][0]",
     "long": """
-from llm_instrumentation.analysis._progress import bytes_bar, steps_bar
+from llm_instrumentation.progress.bars import bytes_bar, steps_bar
 
 with steps_bar("training") as told:
     for step in range(1, 101):
@@ -70,7 +70,7 @@ with bytes_bar("shuffling") as told:
         told(step << 20, 10 << 20)
 """,
     "chosen": """
-from llm_instrumentation.analysis._progress import reported
+from llm_instrumentation.progress.bars import reported
 
 heard = []
 for choice in (None, False, lambda done, total: heard.append((done, total))):
@@ -84,9 +84,9 @@ print(heard)
     "rows": """
 from dataclasses import fields
 from llm_instrumentation._native.trace import Counts
-from llm_instrumentation.mrm._progress import progress_line
+from llm_instrumentation.progress.bars import rows_bar
 
-with progress_line("reading") as told:
+with rows_bar("reading") as told:
     time.sleep(0.6)
     told(Counts(**{field.name: 1234 for field in fields(Counts)}))
 """,
@@ -101,7 +101,7 @@ plot_token_progression(packets)
     "two axes": "plot_token_progression(packets)\nvisualize_attention_patterns(packets)",
     "figure": """
 import numpy as np
-from llm_instrumentation.analysis._canvas import small_heat_maps
+from llm_instrumentation.analysis.figures.canvas import small_heat_maps
 
 small_heat_maps(np.eye(3)[None], ["head 0"], "abc", "abc", "Blues", "weight", "layer")
 """,
@@ -110,7 +110,7 @@ small_heat_maps(np.eye(3)[None], ["head 0"], "abc", "abc", "Blues", "weight", "l
 # matplotlib's Figure has a picture only if the notebook's backend was loaded.
 BARE = """
 import pandas as pd
-from llm_instrumentation.probes.figures import draw_timeline
+from llm_instrumentation.probes.blocks.figures import draw_timeline
 
 columns = ["captured_mb_s", "file_mb_s", "disk_mb_s", "stall_share", "write_share",
            "write_blocked_share", "cpu_throttled_share", "disk_mean_us", "disk_p99_us",

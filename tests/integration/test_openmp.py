@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 from llm_instrumentation import capture_activations
-from llm_instrumentation.core import recorder
-from llm_instrumentation.core._openmp import gomp_parallel
+from llm_instrumentation.core.recording import recorder
+from llm_instrumentation.core.recording.openmp import gomp_parallel
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)

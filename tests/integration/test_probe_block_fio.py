@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe
-from llm_instrumentation.probes.analysis import percentiles_us
+from llm_instrumentation.probes.blocks.analysis import percentiles_us
 
 SIZE = 16 << 20
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import prepared
 import pyte
 import pytest
-from llm_instrumentation.core.progress_line import BottomLine
+from llm_instrumentation.progress.terminal import BottomLine
 
 ROWS, COLUMNS = 12, 100
 

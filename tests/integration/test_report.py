@@ -324,7 +324,7 @@ def test_features_are_shown_with_their_contexts(generation, tmp_path):
         histogram[30:33] = [4, 0, 2]
         return Feature("h.0", number, 6, 0.25, maximum, histogram, [context], effects, None)
 
-    from llm_instrumentation.analysis._sae_feature_files import feature_record
+    from llm_instrumentation.analysis.sae.feature_files import feature_record
 
     folder = tmp_path / "features"
     folder.mkdir()

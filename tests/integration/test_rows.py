@@ -11,8 +11,8 @@ import torch
 import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig, annotate
 from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
-from llm_instrumentation.core.calls_file import calls_path_for
 from llm_instrumentation.core.capture import capture_activations
+from llm_instrumentation.core.files.calls_file import calls_path_for
 from llm_instrumentation.errors import CorruptError, UnsupportedError
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
@@ -327,7 +327,7 @@ def test_activations_without_a_call_are_left_out_and_counted(llama, ids, path):
     with ActivationReader(path) as reader:
         assert reader.rows("model.layers.0").left_out == 0
     from llm_instrumentation._native import capture_id_of
-    from llm_instrumentation.core.calls_file import CallsFile, read_calls, rows_before
+    from llm_instrumentation.core.files.calls_file import CallsFile, read_calls, rows_before
 
     earlier = rows_before(read_calls(path, None), 1)
     CallsFile(file, capture_id_of(path), {}, {}, earlier).close()

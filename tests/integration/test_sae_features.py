@@ -17,10 +17,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig
-from llm_instrumentation.analysis._sae_logits import LogitEffects
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.analysis.rows import Rows
+from llm_instrumentation.analysis.sae.logits import LogitEffects
 from llm_instrumentation.analysis.sparse_autoencoder import (
     HISTOGRAM_EDGES,
     SAEFeatures,
@@ -368,8 +368,8 @@ def test_the_layer_and_its_autoencoder_fit(data):
 
 @pytest.mark.parametrize("together", [1 << 24, 100], ids=["at once", "few at a time"])
 def test_logits_are_decoder_times_unembedding(data, together, monkeypatch):
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_logits._LOGITS", together)
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_logits._VOCABULARY", 7)
+    monkeypatch.setattr("llm_instrumentation.analysis.sae.logits._LOGITS", together)
+    monkeypatch.setattr("llm_instrumentation.analysis.sae.logits._VOCABULARY", 7)
     sae, matrix = Whole(features=12), torch.arange(VOCABULARY * WIDTH).reshape(-1, WIDTH).float()
     matrix = (matrix * 37 % 101).bfloat16()
     found = describe(
@@ -424,8 +424,8 @@ def test_a_model_whose_unembedding_is_not_all_is_refused(model_type, others):
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_files_have_all_of_it(data, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_feature_files._TABLE", 3)
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_features._TOKENS", 2 * 3 * 4)
+    monkeypatch.setattr("llm_instrumentation.analysis.sae.feature_files._TABLE", 3)
+    monkeypatch.setattr("llm_instrumentation.analysis.sae.features._TOKENS", 2 * 3 * 4)
     found = describe(
         data, Whole(), top=3, context=4, tokenizer=Words(), unembedding=torch.eye(WIDTH), logits=2
     )

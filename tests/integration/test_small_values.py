@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
-from llm_instrumentation.core._underflow import BOUND
+from llm_instrumentation.core.recording.underflow import BOUND
 from torch import nn
 
 CODECS = ["none", "lz4", "zstd"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from llm_instrumentation import InstrumentationConfig, capture_activations
-from llm_instrumentation.analysis._sae_training import SAETraining, TrainingSettings, batches_of
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
+from llm_instrumentation.analysis.sae.training import SAETraining, TrainingSettings, batches_of
 from llm_instrumentation.analysis.sparse_autoencoder import (
     NonFiniteLossError,
     StateError,

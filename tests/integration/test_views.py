@@ -23,7 +23,7 @@ from llm_instrumentation.analysis.views import (
     token_errors,
     token_norms,
 )  # fmt: skip
-from llm_instrumentation.core.calls_file import calls_path_for
+from llm_instrumentation.core.files.calls_file import calls_path_for
 from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from torch import nn
 

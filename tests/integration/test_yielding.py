@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from llm_instrumentation import InstrumentationConfig, capture_activations
-from llm_instrumentation.core import recorder
+from llm_instrumentation.core.recording import recorder
 
 
 @pytest.fixture(autouse=True)

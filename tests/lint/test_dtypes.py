@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES
-from llm_instrumentation.analysis import _elements
-from llm_instrumentation.core import tensors
+from llm_instrumentation.analysis.reading import elements
+from llm_instrumentation.core.tensors import enqueue
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,13 +40,13 @@ def test_python_has_the_sizes():
     of_torch = {name: getattr(torch, name, None) for name in DTYPE_SIZES}
     known = {name: dtype.itemsize for name, dtype in of_torch.items() if dtype is not None}
     assert known.items() <= DTYPE_SIZES.items()
-    assert set(_elements._FLOAT8) <= DTYPE_SIZES.keys()
+    assert set(elements._FLOAT8) <= DTYPE_SIZES.keys()
 
 
 def test_tensors_have_the_codes_of_their_names():
-    names = {dtype: str(dtype).removeprefix("torch.") for dtype in tensors._CODES}
-    assert {dtype: of_header()[name] for dtype, name in names.items()} == tensors._CODES
-    assert {torch.float32, torch.bfloat16, torch.bool, torch.complex64} <= tensors._CODES.keys()
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in enqueue._CODES}
+    assert {dtype: of_header()[name] for dtype, name in names.items()} == enqueue._CODES
+    assert {torch.float32, torch.bfloat16, torch.bool, torch.complex64} <= enqueue._CODES.keys()
 
 
 def test_c_has_the_sizes():

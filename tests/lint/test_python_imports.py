@@ -5,33 +5,31 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-PACKAGE = Path(__file__).resolve().parents[2] / "python" / "llm_instrumentation"
-NAME = PACKAGE.name
+from python_modules import NAME, PACKAGE, imported, modules
 
 # The parts of ours that each part may import. All may import `errors`, and files such as `_files`.
+# A line for a part of another one replaces its line.
 ALLOWED: dict[str, set[str]] = {
     "_native": set(),
     "_pages": set(),
     "memory": set(),
+    "progress": {"_native", "_pages"},
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
-    "core.monitor": {"_native", "_pages", "memory"},  # for the units of its line
+    "core.recording": {"_native", "memory", "_pages", "progress"},
     "storage": {"_native", "core"},  # the names of files beside a stream
-    "analysis": {"_native", "_pages", "core", "storage"},
+    "analysis": {"_native", "_pages", "core", "progress", "storage"},
     "engines": {"core"},
-    "interventions": {"_pages", "analysis", "core"},
+    "interventions": {"_pages", "analysis", "core", "progress"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
     "serve": {"_native", "_pages", "analysis"},
-    "mrm": {"_native", "_pages"},
-    "report": {"_native", "_pages", "analysis", "core", "mrm", "probes", "storage"},
+    "mrm": {"_native", "_pages", "progress"},
     # Its torch tracer runs compiled models eagerly, as core.
-    "mrm.collector": {"_native", "_pages", "core"},
+    "mrm.collector": {"_native", "_pages", "core", "progress"},
+    "report": {"_native", "_pages", "analysis", "core", "mrm", "probes", "progress", "storage"},
     "utils": {"core"},
     # No other part imports it.
     "cli": {
@@ -55,64 +53,37 @@ EXTRAS = {
     "serve": {"starlette", "uvicorn"},
     "storage": {"google_crc32c", "obstore"},
 }
-# The modules of core that hook models. Reading a capture must not import them.
-HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
+# The parts of core that hook models. Reading a capture must not import them.
+HOOKS = {"core.framework", "core.hooks", "core.recording"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *("analysis._model_head", "analysis._pool_rows", "analysis._ray_source"),
-    *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens")),
-    "analysis.dataset",
-    "analysis.similarity",
-    *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
-    *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "engines"),
-    *("interventions", "memory"),
-    "mrm.collector",
+    *("analysis._model_head", "analysis.dataset", "analysis.sae", "analysis.similarity"),
+    *("analysis.sparse_autoencoder", "analysis.token_rows.dataset_tokens", "analysis.training"),
+    *("core", "engines", "interventions", "memory", "mrm.collector"),
 }
 
 
-def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:
-    """The absolute names that a module imports, each with whether it does so when it is loaded."""
-    tree = ast.parse(source)
-    at_load = set(_at_load(tree.body))
-    parent = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node in at_load
-        elif isinstance(node, ast.ImportFrom):
-            base = parent[: len(parent) - node.level + 1] if node.level else []
-            base = [*base, *(node.module or "").split(".")] if node.module else base
-            for alias in node.names:
-                yield ".".join([*base, alias.name]), node in at_load
-
-
-def _at_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is loaded, without blocks for type checkers."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            continue
-        for inner in ("body", "orelse", "finalbody"):
-            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield from _at_load(getattr(statement, inner, []))
+def parts_of(module: str) -> list[str]:
+    """The parts of the package that a module belongs to, the smallest first."""
+    names = module.split(".")[1:]
+    return [".".join(names[:count]) for count in range(len(names), 0, -1)]
 
 
 def wrong(module: str, source: str, *, is_package: bool = False) -> list[str]:
     """The imports of a module that the table does not allow."""
-    _, part, inside, *_ = [*module.split("."), "", ""]
-    here = {part, f"{part}.{inside}"}
-    rule = ALLOWED.get(f"{part}.{inside}", ALLOWED.get(part))
+    here = parts_of(module) or [""]
+    rule = next((ALLOWED[part] for part in here if part in ALLOWED), None)
     found = []
-    for name, at_load in imported(module, source, is_package=is_package):
-        if name.split(".")[0] == "torch" and at_load and rule is not None and not here & TORCH:
+    for name, at_load, _ in imported(module, source, is_package=is_package):
+        if name.split(".")[0] == "torch" and at_load and rule is not None and not TORCH & {*here}:
             found.append(f"{module} imports torch when it is loaded")
         if not name.startswith(f"{NAME}."):
             continue
-        used, *rest = name.split(".")[1:]
-        if rule is not None and used in ALLOWED and used != part and used not in rule:
-            found.append(f"{module} imports {used}")
-        if part == "analysis" and used == "core" and rest and rest[0] in HOOKS:
-            found.append(f"{module} imports core.{rest[0]}")
+        used = parts_of(name)
+        if rule is not None and used[-1] in ALLOWED and used[-1] not in {*rule, here[-1]}:
+            found.append(f"{module} imports {used[-1]}")
+        if here[-1] == "analysis" and HOOKS & {*used}:
+            found.append(f"{module} imports {name}")
     return found
 
 
@@ -137,12 +108,6 @@ def without_extra(module: str, source: str) -> list[str]:
     return found
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = [NAME, *path.relative_to(PACKAGE).with_suffix("").parts]
-        yield ".".join(part for part in parts if part != "__init__"), path
-
-
 def test_imports_keep_to_the_table():
     found = list(modules())
     assert {name.split(".")[1] for name, _ in found if "." in name} >= {
@@ -159,10 +124,10 @@ def test_imports_keep_to_the_table():
 @pytest.mark.parametrize(
     ("module", "source", "fault"),
     [
-        ("core.recorder", "from ..probes.capture import CaptureProbes", "probes"),
-        ("core.recorder", "def f():\n    from .. import probes", "probes"),
-        ("analysis.reader", "from ..core.recorder import Recorder", "core.recorder"),
-        ("analysis.reader", "from ..core import recorder", "core.recorder"),
+        ("core.recording.recorder", "from ...probes.capture import CaptureProbes", "probes"),
+        ("core.recording.recorder", "def f():\n    from ... import probes", "probes"),
+        ("analysis.reader", "from ..core.recording.recorder import Recorder", "core.recording"),
+        ("analysis.reader", "from ..core import recording", "core.recording"),
         ("analysis.reader", "from ..interventions.sites import Site", "interventions"),
         ("analysis.reader", "try:\n    import torch.nn\nexcept ImportError: ...", "torch"),
         ("_native.library", "import llm_instrumentation.core.config", "core"),

@@ -18,7 +18,7 @@ from llm_instrumentation.analysis.causal_graph import (
     load_graph,
     save_graph,
 )
-from llm_instrumentation.analysis.causal_graph._layout import draw
+from llm_instrumentation.analysis.causal_graph.layout import draw
 from llm_instrumentation.errors import InvalidArgumentError
 
 pytest.importorskip("networkx")

@@ -29,12 +29,12 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation._files import created_beside
-from llm_instrumentation.analysis import _summary
-from llm_instrumentation.analysis._feature_folder import FeatureFolder
-from llm_instrumentation.analysis._verify import verify
 from llm_instrumentation.analysis.causal_graph import load_graph, save_graph
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.imports import import_activations
+from llm_instrumentation.analysis.reading import summary
+from llm_instrumentation.analysis.reading.verify import verify
+from llm_instrumentation.analysis.sae.feature_folder import FeatureFolder
 from llm_instrumentation.cli import main
 from llm_instrumentation.cli.exit_codes import ExitCode
 from llm_instrumentation.core.token_files import finished_state
@@ -54,7 +54,7 @@ from llm_instrumentation.mrm.reporter.metrics_csv import METRIC_COLUMNS, read_me
 from llm_instrumentation.mrm.reporter.run_data import load_metadata, load_tables
 from llm_instrumentation.mrm.runs import RunFolder
 from llm_instrumentation.probes import export_snapshots, read_snapshots
-from llm_instrumentation.probes.analysis import parse_trace
+from llm_instrumentation.probes.blocks.analysis import parse_trace
 from llm_instrumentation.probes.correlation import timeline as waits
 from llm_instrumentation.storage import _record
 from llm_instrumentation.storage._reader import _packets_of
@@ -221,7 +221,7 @@ def _stream(folder: Path) -> None:
         for activation in reader:
             with contextlib.suppress(StrapError):
                 activation.to_torch()
-        _summary.summary(reader)
+        summary.summary(reader)
         verify(reader, None)
 
 
@@ -252,7 +252,7 @@ def _checkpoint(folder: Path) -> None:
 
 def _run(folder: Path) -> None:
     with ActivationReader(folder / "run", warn=False) as reader:
-        _summary.summary(reader)
+        summary.summary(reader)
         verify(reader, None)
         reader.rows("embed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_instrumentation.core.masks import Mask, Unread, kept, read_mask, undecided
+from llm_instrumentation.core.calls.masks import Mask, Unread, kept, read_mask, undecided
 from torch import Tensor
 
 HIDDEN = {torch.float32: torch.finfo(torch.float32).min, torch.bfloat16: -torch.inf}

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_instrumentation.core.run_folder import ShardFolder
-from llm_instrumentation.core.run_records import Clock, RankFile, Shard, SmallFile, joined_run
+from llm_instrumentation.core.files.run_folder import ShardFolder
+from llm_instrumentation.core.files.run_records import Clock, RankFile, Shard, SmallFile, joined_run
 from llm_instrumentation.errors import RunFolderError
 
 CLOCK = Clock("node", "boot", 2_000, 1_000, (0,))

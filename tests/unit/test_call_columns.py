@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llm_instrumentation.analysis._calls import _Lists
+from llm_instrumentation.analysis.reading.calls import _Lists
 
 LENGTHS = st.integers(0, 5)
 COUNTED = st.builds(lambda first, n: list(range(first, first + n)), st.integers(-2, 300), LENGTHS)

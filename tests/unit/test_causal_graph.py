@@ -25,7 +25,7 @@ from llm_instrumentation.analysis.causal_graph import (
     save_graph,
     save_neuronpedia,
 )
-from llm_instrumentation.analysis.causal_graph._layout import draw
+from llm_instrumentation.analysis.causal_graph.layout import draw
 from llm_instrumentation.analysis.plots import save_figure
 from llm_instrumentation.errors import (
     CorruptError,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from llm_instrumentation.analysis import _difference
-from llm_instrumentation.analysis._difference import cosine, difference, relative_error
+from llm_instrumentation.analysis.comparing import difference as measured
+from llm_instrumentation.analysis.comparing.difference import cosine, difference, relative_error
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -30,7 +30,7 @@ def test_sums_are_those_of_numpy(data, size):
 
 
 def test_large_arrays_are_measured_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(_difference, "_PIECE", 10)
+    monkeypatch.setattr(measured, "_PIECE", 10)
     a = np.arange(35, dtype=np.float16).reshape(5, 7)
     found = difference(a, a + np.float16(0.5))
     assert found.values == 35

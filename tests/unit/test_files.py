@@ -10,9 +10,8 @@ import sys
 
 import pyarrow as pa
 import pytest
-from llm_instrumentation import _files
+from llm_instrumentation import _atomic, _files
 from llm_instrumentation._files import partial_beside, remove_leftovers, replacing, write_text
-from llm_instrumentation.core import _atomic
 from llm_instrumentation.core.tokens import CheckpointFile, save_token_metadata
 from llm_instrumentation.mrm.collector.torch.spool import Spool
 from llm_instrumentation.mrm.collector.torch.trace import write_trace

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
 from llm_instrumentation._native import ForwardHooks, view_function
-from llm_instrumentation.core import recorder
+from llm_instrumentation.core.recording import recorder
 from llm_instrumentation.errors import CaptureError, StrapError, UnsupportedError
 from torch import Tensor, nn
 

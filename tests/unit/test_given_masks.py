@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from llm_instrumentation.analysis._import_sources import _dict_call
-from llm_instrumentation.analysis._sae_evaluation import _cross_entropy
-from llm_instrumentation.core.padding import real_tokens
+from llm_instrumentation.analysis.files.import_sources import _dict_call
+from llm_instrumentation.analysis.sae.evaluation import _cross_entropy
+from llm_instrumentation.core.calls.padding import real_tokens
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import Prompts, logit_difference
 from torch import Tensor, nn

@@ -9,10 +9,10 @@ import pytest
 import torch
 from llm_instrumentation import capture_activations
 from llm_instrumentation._native import Reader
-from llm_instrumentation.analysis._follow import windows
-from llm_instrumentation.analysis._joined import JoinedReader, Stream
-from llm_instrumentation.analysis._snapshot import Snapshot
 from llm_instrumentation.analysis.activation import Activation
+from llm_instrumentation.analysis.reading.follow import windows
+from llm_instrumentation.analysis.reading.joined import JoinedReader, Stream
+from llm_instrumentation.analysis.reading.snapshot import Snapshot
 from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from torch import nn
 

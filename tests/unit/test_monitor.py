@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llm_instrumentation.core.monitor import _describe
+from llm_instrumentation.core.recording.monitor import _describe
 from llm_instrumentation.core.stats import CaptureStats
 
 RUNNING = CaptureStats(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import Conversion, Session
-from llm_instrumentation.core import narrowing
-from llm_instrumentation.core.narrowing import conversion_of, holds, narrow, worth_narrowing
-from llm_instrumentation.core.tensors import enqueue_converted, enqueue_tensor
+from llm_instrumentation.core.tensors import narrowing
+from llm_instrumentation.core.tensors.enqueue import enqueue_converted, enqueue_tensor
+from llm_instrumentation.core.tensors.narrowing import conversion_of, holds, narrow, worth_narrowing
 from llm_instrumentation.errors import InvalidArgumentError
 
 SHAPES = st.one_of(st.just(()), arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=9))

@@ -18,7 +18,7 @@ def nearest(*changed: str, seconds: int = 100_000) -> list[str]:
 
 
 def test_the_nearest_come_first():
-    module = f"{PACKAGE}/core/masks.py"
+    module = f"{PACKAGE}/core/calls/masks.py"
     found = nearest(module, seconds=30)
     assert "tests/property/test_masks.py" in found
     assert len(found) < len(nearest(module)) / 2

@@ -21,11 +21,12 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from llm_instrumentation import InstrumentationConfig, capture_activations
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation._pages import drawing
-from llm_instrumentation.analysis import _canvas, plots
-from llm_instrumentation.analysis._sae_folder import LOSSES
+from llm_instrumentation.analysis import plots
 from llm_instrumentation.analysis.attention import attention_weights
 from llm_instrumentation.analysis.compare import compare_captures
+from llm_instrumentation.analysis.figures import canvas
 from llm_instrumentation.analysis.logit_lens import logit_lens
+from llm_instrumentation.analysis.sae.folder import LOSSES
 from llm_instrumentation.analysis.sparse_autoencoder import (
     Feature,
     FeatureContext,
@@ -286,11 +287,11 @@ def test_files_for_print(captures, tmp_path, suffix, magic):
 
 def test_labels_that_have_no_room_are_left_out():
     layers = [f"model.layers.{n}" for n in range(400)]
-    assert _canvas.layer_labels(layers) == ([str(n) for n in range(400)], "model.layers")
-    assert _canvas.layer_labels(["", "a.0"]) == (["<root>", "a.0"], "Layer")
+    assert canvas.layer_labels(layers) == ([str(n) for n in range(400)], "model.layers")
+    assert canvas.layer_labels(["", "a.0"]) == (["<root>", "a.0"], "Layer")
     ax = Figure(figsize=(4, 4)).subplots()
-    _canvas.heat_map(ax, np.zeros((400, 2)), _canvas.SHARES, "x")
-    _canvas.layers_on_y(ax, layers)
+    canvas.heat_map(ax, np.zeros((400, 2)), canvas.SHARES, "x")
+    canvas.layers_on_y(ax, layers)
     labels = texts(ax.get_yticklabels())
     assert 10 < len(labels) < 40
     assert labels[0] == "0"

@@ -12,7 +12,7 @@ import torch
 import transformers
 from llm_instrumentation import ActivationReader, capture_activations
 from llm_instrumentation.analysis import logit_lens
-from llm_instrumentation.analysis._statistics import statistics
+from llm_instrumentation.analysis.reading.statistics import statistics
 from llm_instrumentation.analysis.similarity import cka
 from llm_instrumentation.analysis.views import token_norms
 from llm_instrumentation.interventions import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError
-from llm_instrumentation.probes.analysis import (
+from llm_instrumentation.probes.blocks.analysis import (
     anomalous,
     bucket_edges_us,
     matched,
@@ -19,8 +19,8 @@ from llm_instrumentation.probes.analysis import (
     percentiles_us,
     spearman,
 )
-from llm_instrumentation.probes.association import associations, holm, permutation_p
-from llm_instrumentation.probes.figures import file_stems, latency_text
+from llm_instrumentation.probes.blocks.association import associations, holm, permutation_p
+from llm_instrumentation.probes.blocks.figures import file_stems, latency_text
 
 
 def histogram(**slots: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation._native import session as calls
 from llm_instrumentation._native.library import ERR_TIMEOUT
-from llm_instrumentation.core.tensors import plain_enqueuer
+from llm_instrumentation.core.tensors.enqueue import plain_enqueuer
 from torch import nn
 
 FLOAT32 = DTYPE_CODES["float32"]

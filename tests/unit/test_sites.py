@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import HeadLayout, Site, apply, attention_heads, intervene
-from llm_instrumentation.interventions._spots import resolve
+from llm_instrumentation.interventions.running.spots import resolve
 from torch import nn
 
 

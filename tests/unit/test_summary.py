@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES, Session
-from llm_instrumentation.analysis._columns import distinct
-from llm_instrumentation.analysis._summary import LayerSummary, layers, tensor_bytes
 from llm_instrumentation.analysis.reader import ActivationView
+from llm_instrumentation.analysis.reading.columns import distinct
+from llm_instrumentation.analysis.reading.summary import LayerSummary, layers, tensor_bytes
 from llm_instrumentation.cli.opening import Opening, begin, opening
 from llm_instrumentation.errors import NotFoundError
 

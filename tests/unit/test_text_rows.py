@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llm_instrumentation.analysis._text_rows import of_last_calls
+from llm_instrumentation.analysis.token_rows.text_rows import of_last_calls
 
 
 class MadeUpRows:

@@ -34,7 +34,7 @@ with extra("report", "A figure"):
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .._files import replacing
-from .._notebook_progress import in_notebook
+from .._notebook import in_notebook
 from . import units
 from .theme import ALARM as ALARM
 from .theme import GRID as GRID

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core import dtensors, last_position, sampling
+from ..core import last_position, sampling
+from ..core.tensors import dtensors
 from ..errors import CorruptError, InvalidArgumentError
-from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
-from ._elements import (
+from .reading.catalogue import PACKET_HEADER, TWIN_SUFFIX, TWIN_TRANSFORM
+from .reading.elements import (
     array_of,
     dtype_name,
     numpy_dtype,
@@ -24,13 +25,12 @@ from ._elements import (
 if TYPE_CHECKING:
     import torch
 
-    from ._ahead import Ahead, Decoded
-    from ._snapshot import Snapshot
+    from .reading.ahead import Ahead, Decoded
+    from .reading.snapshot import Snapshot
 
 __all__ = ["Activation"]
 
 _DLPACK_CPU = (1, 0)  # https://dmlc.github.io/dlpack/latest/c_api.html, kDLCPU
-PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -221,7 +221,7 @@ class Activation:
         return f"<Activation {', '.join(says)}>"
 
     def _repr_html_(self) -> str:
-        from ._notebook import activation_html
+        from .reading.notebook import activation_html
 
         return activation_html(self)
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError, StrapError
-from ._opened import Capture, opened
-from ._text_rows import labels
 from .reader import Activation, ActivationReader, ActivationView
+from .reading.opened import Capture, opened
 from .rows import NoCallsError, NotTokenAlignedError
+from .token_rows.text_rows import labels
 
 __all__ = ["AttentionWeights", "NoAttentionError", "attention_layers", "attention_weights"]
 

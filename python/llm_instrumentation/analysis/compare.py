@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
-from ._comparing import RTOL, Comparing
-from ._difference import cosine, relative_error
-from ._opened import Capture, opened
-from ._pairs import match_layers
-from ._progress import Progress, reported
-from ._selection import Selector
+from ..progress.bars import Progress, reported
+from .comparing.compared import RTOL, Comparing
+from .comparing.difference import cosine, relative_error
+from .comparing.pairs import match_layers
 from .reader import ActivationReader, ActivationView
+from .reading.opened import Capture, opened
+from .reading.selection import Selector
 from .rows import NoCallsError
 
 __all__ = ["RTOL", "CaptureComparison", "Divergence", "LayerComparison", "compare_captures"]

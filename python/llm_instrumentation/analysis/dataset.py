@@ -24,15 +24,15 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .._warn import warn
 from ..errors import ForkedError, InvalidArgumentError, StrapError
+from ..progress.bars import bytes_bar
 from ..storage import check_local, url_of
-from ._elements import dtype_name, torch_dtype
-from ._pool import PoolOrder
-from ._pool_rows import PoolRows
-from ._progress import bytes_bar
-from ._shuffled import Field, ShuffledEpoch, ShuffledRows
-from ._token_set import LayersDifferError, Where
-from ._tokens import Batch, Tokens, Wanted
+from .reading.elements import dtype_name, torch_dtype
 from .rows import COLUMNS
+from .token_rows.capture_tokens import LayersDifferError, Where
+from .token_rows.dataset_tokens import Batch, Tokens, Wanted
+from .training.pool import PoolOrder
+from .training.pool_rows import PoolRows
+from .training.shuffled import Field, ShuffledEpoch, ShuffledRows
 
 __all__ = [
     "ActivationDataset",

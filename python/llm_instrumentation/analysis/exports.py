@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .._atomic import replacing_folder, sync_directory, typed_errors
 from .._json import load_json_file, to_json
-from ..core._atomic import replacing_folder, sync_directory, typed_errors
 from ..errors import InvalidArgumentError
-from ._elements import dtype_name
-from ._export_formats import FORMATS, TOKEN_IDS, Plan, dtype_in
-from ._export_source import COLUMNS_OF_EXPORTS, Source
-from ._progress import Progress, reported
-from ._selection import Selector
-from ._token_set import LayersDifferError
+from ..progress.bars import Progress, reported
+from .files.export_formats import FORMATS, TOKEN_IDS, Plan, dtype_in
+from .files.export_source import COLUMNS_OF_EXPORTS, Source
+from .reading.elements import dtype_name
+from .reading.selection import Selector
+from .token_rows.capture_tokens import LayersDifferError
 
 __all__ = ["DEFAULT_COLUMNS", "ExportReport", "LayersDifferError", "export_rows"]
 

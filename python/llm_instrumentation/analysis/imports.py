@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._atomic import sync_directory, typed_errors
 from .._cpus import usable_cpus
 from .._files import partial_beside, remove_leftovers
 from .._native import Reader, Session
-from ..core._atomic import sync_directory, typed_errors
-from ..core._earlier import EarlierFiles
-from ..core.calls_file import CallsFile, Column, calls_path_for
-from ..core.layouts import Layouts
+from ..core.calls.layouts import Layouts
+from ..core.files.calls_file import CallsFile, Column, calls_path_for
+from ..core.files.earlier import EarlierFiles
 from ..core.token_files import load_token_metadata, save_token_metadata, token_file_paths
 from ..errors import (
     BusyError,
@@ -29,9 +29,9 @@ from ..errors import (
     StrapError,
     UnsupportedError,
 )
-from ._elements import dtype_name
-from ._import_sources import FORMATS, ImportedCall, ImportedTokens, Options, files_of
-from ._progress import Progress, reported
+from ..progress.bars import Progress, reported
+from .files.import_sources import FORMATS, ImportedCall, ImportedTokens, Options, files_of
+from .reading.elements import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +254,7 @@ class _CaptureWriter:
             )
 
     def _put(self, call: ImportedCall, name: str, tensor: torch.Tensor) -> None:
-        from ..core.tensors import enqueue_tensor
+        from ..core.tensors.enqueue import enqueue_tensor
 
         if name not in self._ids:
             self._ids[name] = self._session.layer(name)

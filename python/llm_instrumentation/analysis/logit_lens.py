@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
-from ._opened import Capture, opened
-from ._text_rows import of_last_calls, rows_of_texts, token_labels
+from .reading.opened import Capture, opened
 from .rows import Rows
+from .token_rows.text_rows import of_last_calls, rows_of_texts, token_labels
 
 if TYPE_CHECKING:
     from torch import nn

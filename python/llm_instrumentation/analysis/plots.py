@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from .._pages import drawing
 from ..errors import InvalidArgumentError
-from . import _canvas, _layer_figures, _token_figures
-from ._opened import Capture
-from ._selection import Selector
 from .attention import attention_weights
 from .compare import CaptureComparison
+from .figures import canvas
+from .figures import layers as layer_figures
+from .figures import tokens as token_figures
 from .logit_lens import logit_lens
+from .reading.opened import Capture
+from .reading.selection import Selector
 from .views import layer_statistics, massive_activations, token_errors, token_norms
 
 if TYPE_CHECKING:
@@ -98,8 +100,8 @@ def plot_attention(
     heads = len(found.weights)
     if head is not None and not 0 <= head < heads:
         raise InvalidArgumentError(f"head = {head}: {found.layer!r} has {heads}, from 0")
-    with _canvas.canvas(ax, _token_figures.attention_size(found)) as axes:
-        _token_figures.draw_attention(axes, found, head)
+    with canvas.canvas(ax, token_figures.attention_size(found)) as axes:
+        token_figures.draw_attention(axes, found, head)
         return axes
 
 
@@ -116,9 +118,9 @@ def plot_attention_heads(
     Arguments and errors are those of `plot_attention`.
     """
     found = attention_weights(capture, layer, step=step, batch_row=batch_row, tokenizer=tokenizer)
-    return _canvas.small_heat_maps(
+    return canvas.small_heat_maps(
         found.weights, [f"head {n}" for n in range(len(found.weights))], found.queries,
-        found.keys, _canvas.SHARES, "Attention weight", found.layer,
+        found.keys, canvas.SHARES, "Attention weight", found.layer,
     )  # fmt: skip
 
 
@@ -144,8 +146,8 @@ def plot_logit_lens(
         capture, model, layers, sequence=sequence, tokenizer=tokenizer, norm=norm,
         unembedding=unembedding,
     )  # fmt: skip
-    with _canvas.canvas(ax, _token_figures.lens_size(lens)) as axes:
-        _token_figures.draw_lens(axes, lens)
+    with canvas.canvas(ax, token_figures.lens_size(lens)) as axes:
+        token_figures.draw_lens(axes, lens)
         return axes
 
 
@@ -162,8 +164,8 @@ def plot_token_norms(
     Arguments and errors are those of `token_norms` and of `plot_attention`.
     """
     norms = token_norms(capture, layers, sequence=sequence, tokenizer=tokenizer)
-    with _canvas.canvas(ax, _canvas.sized(norms.layers, norms.tokens)) as axes:
-        _token_figures.draw_norms(axes, norms)
+    with canvas.canvas(ax, canvas.sized(norms.layers, norms.tokens)) as axes:
+        token_figures.draw_norms(axes, norms)
         return axes
 
 
@@ -182,8 +184,8 @@ def plot_token_errors(
     Arguments and errors are those of `token_errors` and of `plot_attention`.
     """
     errors = token_errors(a, b, layers, sequence=sequence, rename=rename, tokenizer=tokenizer)
-    with _canvas.canvas(ax, _canvas.sized(errors.layers, errors.tokens)) as axes:
-        _token_figures.draw_errors(axes, errors)
+    with canvas.canvas(ax, canvas.sized(errors.layers, errors.tokens)) as axes:
+        token_figures.draw_errors(axes, errors)
         return axes
 
 
@@ -209,8 +211,8 @@ def plot_massive_activations(
         capture, layers, sequence=sequence, tokenizer=tokenizer, min_magnitude=min_magnitude,
         min_ratio=min_ratio,
     )  # fmt: skip
-    with _canvas.canvas(ax, _canvas.sized(found.layers)) as axes:
-        _layer_figures.draw_outliers(axes, found)
+    with canvas.canvas(ax, canvas.sized(found.layers)) as axes:
+        layer_figures.draw_outliers(axes, found)
         return axes
 
 
@@ -226,8 +228,8 @@ def plot_layer_statistics(
     Arguments and errors are those of `layer_statistics` and of `plot_attention`.
     """
     found = layer_statistics(capture, layers, steps=steps)
-    with _canvas.canvas(ax, _canvas.sized([one.name for one in found])) as axes:
-        _layer_figures.draw_ranges(axes, found)
+    with canvas.canvas(ax, canvas.sized([one.name for one in found])) as axes:
+        layer_figures.draw_ranges(axes, found)
         return axes
 
 
@@ -241,8 +243,8 @@ def plot_similarity(similarity: LayerSimilarity, ax: Axes | None = None) -> Axes
     Raises:
         MissingExtraError: matplotlib is not installed; the extra "report" brings it.
     """
-    with _canvas.canvas(ax, _layer_figures.similarity_size(similarity)) as axes:
-        _layer_figures.draw_similarity(axes, similarity)
+    with canvas.canvas(ax, layer_figures.similarity_size(similarity)) as axes:
+        layer_figures.draw_similarity(axes, similarity)
         return axes
 
 
@@ -265,6 +267,6 @@ def plot_drift(comparison: CaptureComparison, ax: Axes | None = None) -> Axes:
         raise InvalidArgumentError(
             f"no tensors of {comparison.a} and {comparison.b} could be compared"
         )
-    with _canvas.canvas(ax, _layer_figures.drift_size(comparison)) as axes:
-        _layer_figures.draw_drift(axes, comparison)
+    with canvas.canvas(ax, layer_figures.drift_size(comparison)) as axes:
+        layer_figures.draw_drift(axes, comparison)
         return axes

@@ -19,7 +19,7 @@ from ..errors import InvalidArgumentError
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from ._token_set import Where
+    from .token_rows.capture_tokens import Where
 
 __all__ = ["ray_dataset"]
 
@@ -64,7 +64,7 @@ def ray_dataset(
     with extra("ray", "ray_dataset"):
         import ray.data
 
-    from ._ray_source import CaptureSource
+    from .training.ray_source import CaptureSource
 
     if tasks is not None and tasks < 1:
         raise InvalidArgumentError(f"tasks = {tasks}: must be at least 1")

@@ -32,19 +32,21 @@ from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
 from .._pages import units
 from .._warn import warn
-from ..core.run_folder import is_run_folder
-from ..core.run_records import RunRecord
+from ..core.files.run_folder import is_run_folder
+from ..core.files.run_records import RunRecord
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
     StrapError,
     StrapTimeoutError,
 )
+from ..progress.bars import Progress
 from ..storage import RemoteReader, RemoteRun, StorageOptions, open_reader, open_run, url_of
-from ._ahead import Ahead
-from ._calls import Calls, CallsOf
-from ._catalogue import Alike
-from ._elements import (
+from .activation import Activation
+from .reading.ahead import Ahead
+from .reading.calls import Calls, CallsOf
+from .reading.catalogue import Alike
+from .reading.elements import (
     dtype_name,
     element_size,
     from_storage,
@@ -53,18 +55,16 @@ from ._elements import (
     storage_dtype,
     torch_dtype,
 )
-from ._follow import windows
-from ._joined import JoinedReader
-from ._parts import joined
-from ._progress import Progress
-from ._remote_run import RemoteRunStreams
-from ._run_folder import RunStreams
-from ._selection import Selector, among, bounds
-from ._snapshot import Snapshot, StoredForm
-from ._token_vectors import TokenVectors
-from .activation import Activation
+from .reading.follow import windows
+from .reading.joined import JoinedReader
+from .reading.parts import joined
+from .reading.remote_run import RemoteRunStreams
+from .reading.run_folder import RunStreams
+from .reading.selection import Selector, among, bounds
+from .reading.snapshot import Snapshot, StoredForm
 from .rows import Rows
 from .salvage import SalvageReport, salvage
+from .token_rows.layer_tokens import TokenVectors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -601,7 +601,7 @@ class ActivationReader:
         return f"<ActivationReader {self.path!r}: {', '.join(says)}>"
 
     def _repr_html_(self) -> str:
-        from ._notebook import capture_html
+        from .reading.notebook import capture_html
 
         return capture_html(self)
 
@@ -650,7 +650,7 @@ class ActivationView(Sequence["Activation"]):
         return f"<ActivationView: {_count(len(self), 'activation')} of {layers}{span}>"
 
     def _repr_html_(self) -> str:
-        from ._notebook import view_html
+        from .reading.notebook import view_html
 
         return view_html(self)
 

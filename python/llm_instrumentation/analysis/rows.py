@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StrapError
-from ._elements import dtype_name, from_storage, numpy_dtype, storage_dtype, torch_dtype
+from .reading.elements import dtype_name, from_storage, numpy_dtype, storage_dtype, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
-    from ._token_vectors import TokenVectors
+    from .token_rows.layer_tokens import TokenVectors
 
 __all__ = ["COLUMNS", "NoCallsError", "NotTokenAlignedError", "Row", "Rows"]
 

@@ -12,9 +12,9 @@ import shutil
 
 from .._files import replacing
 from .._native.salvage import salvage as _salvage
-from ..core.calls_file import calls_path_for, is_calls_file
+from ..core.files.calls_file import calls_path_for, is_calls_file
+from ..progress.bars import Progress, reported
 from ..storage import check_local
-from ._progress import Progress, reported
 
 __all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path"]
 

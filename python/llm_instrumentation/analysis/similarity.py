@@ -26,11 +26,11 @@ from .._extras import extra
 from .._html import block, table
 from .._pages import units
 from ..errors import InvalidArgumentError
-from ._opened import Capture, opened
-from ._progress import steps_bar
-from ._text_rows import chosen_layers
+from ..progress.bars import steps_bar
 from .dataset import ActivationDataset, LayersDifferError
+from .reading.opened import Capture, opened
 from .rows import Rows
+from .token_rows.text_rows import chosen_layers
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,9 +25,10 @@ import torch
 from .._files import replacing, write_text
 from .._json import to_json
 from ..errors import InvalidArgumentError
-from ._elements import dtype_name
-from ._progress import steps_bar
-from ._sae_evaluation import (
+from ..progress.bars import steps_bar
+from .dataset import ActivationDataset, StateError
+from .reading.elements import dtype_name
+from .sae.evaluation import (
     CrossEntropyScore,
     SAEEvaluation,
     cross_entropy_score,
@@ -35,16 +36,16 @@ from ._sae_evaluation import (
     reconstruction,
     spliced,
 )
-from ._sae_feature_files import FeatureFormat, load_features, save_features
-from ._sae_features import (
+from .sae.feature_files import FeatureFormat, load_features, save_features
+from .sae.features import (
     HISTOGRAM_EDGES,
     Feature,
     FeatureContext,
     SAEFeatures,
     describe_features,
 )
-from ._sae_figures import plot_feature, plot_losses
-from ._sae_folder import (
+from .sae.figures import plot_feature, plot_losses
+from .sae.folder import (
     CHECKPOINTS,
     LOSSES,
     MANIFEST,
@@ -52,9 +53,9 @@ from ._sae_folder import (
     manifest_text,
     read_manifest,
 )
-from ._sae_latents import LatentsReport, export_latents
-from ._sae_logits import TokenEffect
-from ._sae_training import (
+from .sae.latents import LatentsReport, export_latents
+from .sae.logits import TokenEffect
+from .sae.training import (
     NonFiniteLossError,
     SAETraining,
     TrainingSettings,
@@ -64,7 +65,6 @@ from ._sae_training import (
     known_architectures,
     rows_of,
 )
-from .dataset import ActivationDataset, StateError
 
 __all__ = [
     "HISTOGRAM_EDGES",

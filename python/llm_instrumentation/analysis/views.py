@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._difference import relative_error
-from ._opened import Capture, opened
-from ._pairs import match_layers
-from ._selection import Selector
-from ._statistics import statistics
-from ._text_rows import chosen_layers, rows_of_text, rows_of_texts, token_labels
+from .comparing.difference import relative_error
+from .comparing.pairs import match_layers
+from .reading.opened import Capture, opened
+from .reading.selection import Selector
+from .reading.statistics import statistics
 from .rows import NotTokenAlignedError, Rows
+from .token_rows.text_rows import chosen_layers, rows_of_text, rows_of_texts, token_labels
 
 __all__ = [
     "LargeActivation",

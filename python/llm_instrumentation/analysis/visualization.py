@@ -200,20 +200,20 @@ def plot_token_progression(
         ValueError: there is no such column, or no token is known.
     """
     from .._pages import drawing
-    from . import _canvas
+    from .figures import canvas
 
     table = _by_token(packet_stats, token_metadata, metric)
     of_token = table.groupby("token_index")[metric]
     means, low, high = of_token.mean(), of_token.quantile(0.25), of_token.quantile(0.75)
     places = means.index.to_numpy(dtype=float)
-    with _canvas.canvas(ax, (1.6 + min(max(0.3 * len(means), 4), 10), 3.4)) as axes:
+    with canvas.canvas(ax, (1.6 + min(max(0.3 * len(means), 4), 10), 3.4)) as axes:
         axes.fill_between(
-            places, low.to_numpy(), high.to_numpy(), color=_canvas.BLUE,
+            places, low.to_numpy(), high.to_numpy(), color=canvas.BLUE,
             alpha=0.2, linewidth=0, label="half of the packets",
         )  # fmt: skip
-        axes.plot(places, means.to_numpy(), "o-", color=_canvas.BLUE, markersize=4, label="mean")
+        axes.plot(places, means.to_numpy(), "o-", color=canvas.BLUE, markersize=4, label="mean")
         axes.grid(True, axis="y")
-        _canvas.tokens_on_x(axes, _token_texts(table, means.index), places=places.tolist())
+        canvas.tokens_on_x(axes, _token_texts(table, means.index), places=places.tolist())
         axes.set_ylabel(_title(metric))
         drawing.title(axes, f"{_title(metric)} of each token", legend=True)
         return axes
@@ -245,15 +245,15 @@ def visualize_attention_patterns(
     if not isinstance(stream_packets, pd.DataFrame):
         stream_packets = build_packet_dataframe(stream_packets, token_metadata)
     from .._pages import drawing
-    from . import _canvas
+    from .figures import canvas
 
     table = _by_token(stream_packets, token_metadata, metric)
     cells = _pivot(table, metric)
     size = 2.4 + min(max(0.16 * len(cells.columns), 3), 12), 2.4 + min(0.18 * len(cells), 8)
-    with _canvas.canvas(ax, size) as axes:
-        _canvas.heat_map(axes, cells.to_numpy(float), _canvas.SIZES, _title(metric), log=True)
-        _canvas.tokens_on_y(axes, _token_texts(table, cells.index), "Token")
-        _canvas.layers_on_x(axes, [str(name) for name in cells.columns])
+    with canvas.canvas(ax, size) as axes:
+        canvas.heat_map(axes, cells.to_numpy(float), canvas.SIZES, _title(metric), log=True)
+        canvas.tokens_on_y(axes, _token_texts(table, cells.index), "Token")
+        canvas.layers_on_x(axes, [str(name) for name in cells.columns])
         drawing.title(axes, f"{_title(metric)} of each layer and token")
         return axes
 
@@ -368,15 +368,15 @@ def _still_dashboard(
     table: pd.DataFrame, metric: str, means: pd.Series[float], titles: tuple[str, str]
 ) -> Figure:
     from .._pages import drawing
-    from . import _canvas
+    from .figures import canvas
 
     with drawing.figure((9, 6.5)) as figure:
         upper, lower = figure.subplots(2)
         values = table[metric].to_numpy(dtype=float)
-        upper.plot(np.arange(len(table)), values, color=_canvas.BLUE, linewidth=1)
+        upper.plot(np.arange(len(table)), values, color=canvas.BLUE, linewidth=1)
         upper.set(xlabel="Packet", ylabel=_title(metric))
-        lower.bar(np.arange(len(means)), means.to_numpy(dtype=float), color=_canvas.BLUE)
-        _canvas.layers_on_x(lower, [str(name) for name in means.index])
+        lower.bar(np.arange(len(means)), means.to_numpy(dtype=float), color=canvas.BLUE)
+        canvas.layers_on_x(lower, [str(name) for name in means.index])
         for axes, text in zip((upper, lower), titles, strict=True):
             axes.grid(True, axis="y")
             drawing.title(axes, text)

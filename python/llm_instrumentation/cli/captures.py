@@ -13,9 +13,11 @@ from typing import Any
 from .._json import plain
 from .._native import Reader, capture_id_of
 from .._pages import units
-from ..analysis._joined import JoinedReader
-from ..analysis._statistics import statistics
-from ..analysis._summary import (
+from ..analysis.activation import Activation
+from ..analysis.reader import ActivationReader, ActivationView, UnknownActivationError
+from ..analysis.reading.joined import JoinedReader
+from ..analysis.reading.statistics import statistics
+from ..analysis.reading.summary import (
     CaptureSummary,
     LayerSummary,
     PacketSummary,
@@ -23,9 +25,7 @@ from ..analysis._summary import (
     packets,
     summary,
 )
-from ..analysis._verify import verify as verify_all
-from ..analysis.activation import Activation
-from ..analysis.reader import ActivationReader, ActivationView, UnknownActivationError
+from ..analysis.reading.verify import verify as verify_all
 from ..analysis.salvage import salvage as salvage_all
 from ..errors import CorruptError, InvalidArgumentError, RunFolderError
 from .console import facts, print_json, progress, shown, table, warning

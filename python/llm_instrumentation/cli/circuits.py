@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._json import load_json
 from .._parsing import parsing
 from ..analysis.causal_graph import CausalGraph, Edge, save_graph
-from ..analysis.causal_graph._layout import MOST_EDGES
+from ..analysis.causal_graph.layout import MOST_EDGES
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
 from .console import print_json, shown, table
 from .pretrained import pretrained

@@ -136,9 +136,9 @@ def features(
     as_json: bool,
     **how: Any,
 ) -> None:
-    from ..analysis._sae_feature_files import feature_record
-    from ..analysis._sae_folder import free_folder
     from ..analysis.dataset import ActivationDataset
+    from ..analysis.sae.feature_files import feature_record
+    from ..analysis.sae.folder import free_folder
     from ..analysis.sparse_autoencoder import describe_features, save_features
 
     if out is not None:

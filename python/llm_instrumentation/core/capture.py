@@ -9,12 +9,12 @@ from datetime import datetime
 
 from torch import nn
 
+from .._atomic import typed_errors
 from .._warn import warn
-from ._atomic import typed_errors
 from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
-from .ranks import RANK, path_of_rank, this_rank
-from .recorder import model_label
+from .recording.ranks import RANK, path_of_rank, this_rank
+from .recording.recorder import model_label
 from .scope import Scope
 
 __all__ = ["capture_activations"]

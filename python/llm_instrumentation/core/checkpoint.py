@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._atomic import remove_durably, replace_durably
 from .._json import load_json_file
 from .._native import capture_id_of
 from .._parsing import parsing
 from ..errors import CorruptError
-from ._atomic import remove_durably, replace_durably
 
 __all__ = ["CheckpointError", "CheckpointFile", "CheckpointState", "checkpoint_path_for"]
 

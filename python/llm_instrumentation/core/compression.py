@@ -73,7 +73,7 @@ class TensorCompressionManager:
         """
         import torch
 
-        from .tensors import host_tensor
+        from .tensors.enqueue import host_tensor
 
         strategy = self._strategy(self.current_strategy)
         tensor = host_tensor(tensor)

@@ -14,14 +14,14 @@ from .._native import Reader
 from .._warn import warn
 from ..errors import NotFoundError
 from ..probes.capture import CaptureProbes
-from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, checkpoint_path_for
 from .config import InstrumentationConfig
+from .files.earlier import EarlierFiles
+from .files.run_folder import ShardFolder, is_run_folder
 from .labels import annotate
-from .ranks import path_of_rank
-from .recorder import Recorder
-from .run_folder import ShardFolder, is_run_folder
-from .run_member import stream_of
+from .recording.ranks import path_of_rank
+from .recording.recorder import Recorder
+from .recording.run_member import stream_of
 from .scope import Scope, scoped
 from .stats import CaptureStats
 from .token_files import check_token_places, finished_state, load_token_metadata

@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from .._native import Session, codec_code
-from ._earlier import EarlierFiles, remove_earlier
-from .tensors import enqueue_tensor
+from .files.earlier import EarlierFiles, remove_earlier
+from .tensors.enqueue import enqueue_tensor
 
 if TYPE_CHECKING:
     import torch

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._atomic import link_or_copy, replace_whole
 from .._json import load_json_file
 from .._native import Reader, capture_id_of
 from .._parsing import parsing
 from .._warn import warn
 from ..errors import CorruptError, StrapError
-from ._atomic import link_or_copy, replace_whole
 from .checkpoint import CheckpointState, dump_json, is_seconds, is_token
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.outputs import walk_output
-from ..core.own_hook import OwnHook
+from ..core.recording.own_hook import OwnHook
 from ..core.selection import has_forward, original_name
 from ..errors import UnsupportedError
 

@@ -15,9 +15,9 @@ from ..analysis.significance import (
     bootstrap_interval,
     permutation_test,
 )
-from ._runs import model_name, versions
 from .decoders import PreNormDecoder
 from .metrics import Metric, widened
+from .running.runs import model_name, versions
 
 __all__ = ["effects_graph", "precise"]
 

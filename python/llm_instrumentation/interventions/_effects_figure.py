@@ -10,10 +10,10 @@ import numpy as np
 
 from .._extras import extra
 from .._pages import drawing
-from ..analysis import _canvas
+from ..analysis.figures import canvas
 from ..analysis.significance import width_remark
 from ..errors import InvalidArgumentError
-from .effects import position_of
+from .sites import position_of
 
 with extra("report", "A figure"):
     import matplotlib
@@ -66,7 +66,7 @@ def _texts(effects: Effects, positions: list[int | None], tokenizer: Any) -> dic
 
     @functools.cache
     def decoded(number: int) -> str:
-        return _canvas.token_text(tokenizer.decode([number]))
+        return canvas.token_text(tokenizer.decode([number]))
 
     def at(ids: Ids, position: int) -> str:
         found = [number for number in ids[:, position].tolist() if number >= 0]
@@ -116,13 +116,13 @@ def _heat_map(
             )
         matrix[cell] = mean[at]
     shown = [(texts or {}).get(column, column) for column in ordered]
-    size = _canvas.sized(list(row_of), shown)
-    with _canvas.canvas(ax, size) as axes:
+    size = canvas.sized(list(row_of), shown)
+    with canvas.canvas(ax, size) as axes:
         most = float(np.nanmax(np.abs(matrix))) or 1.0
         label_of_colors = f"Effect on {effects.metric}"
-        _canvas.heat_map(axes, matrix, _SIGNED, label_of_colors, limits=(-most, most))
-        _canvas.layers_on_y(axes, list(row_of))
-        _canvas.tokens_on_x(axes, shown, "Token" if texts else label)
+        canvas.heat_map(axes, matrix, _SIGNED, label_of_colors, limits=(-most, most))
+        canvas.layers_on_y(axes, list(row_of))
+        canvas.tokens_on_x(axes, shown, "Token" if texts else label)
         drawing.title(axes, _title(effects), _remark(effects))
         return axes
 
@@ -138,7 +138,7 @@ def _key(name: str) -> int:
 def _bars(effects: Effects, ax: Axes | None) -> Axes:
     mean = effects.mean
     low, high = effects._ends(slice(None))
-    with _canvas.canvas(ax, _canvas.sized(effects.nodes)) as axes:
+    with canvas.canvas(ax, canvas.sized(effects.nodes)) as axes:
         places = np.arange(len(mean))
         negative, positive = matplotlib.colormaps[_SIGNED]([0.15, 0.85])
         colors = [positive if value >= 0 else negative for value in mean]
@@ -147,7 +147,7 @@ def _bars(effects: Effects, ax: Axes | None) -> Axes:
         axes.hlines(places[bounded], low[bounded], high[bounded], color=drawing.INK, linewidth=1)
         axes.set_ylim(len(mean) - 0.5, -0.5)
         axes.axvline(0, color=drawing.INK, linewidth=0.6)
-        _canvas.layers_on_y(axes, effects.nodes)
+        canvas.layers_on_y(axes, effects.nodes)
         if axes.get_ylabel() == "m":
             axes.set_ylabel("MLP of layer")
         axes.grid(True, axis="x")

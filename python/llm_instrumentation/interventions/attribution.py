@@ -18,12 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..analysis._progress import Progress, reported
 from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
-from ._integration import points
-from ._part import Part
-from ._runs import (
+from ..progress.bars import Progress, reported
+from .edits import Call, Edit
+from .effects import Effects, effects_of
+from .installed import intervene
+from .metrics import Metric, widened
+from .prompts import TOKEN_IDS, Direction, Prompts
+from .running.integration import points
+from .running.part import Part
+from .running.runs import (
     Floats,
     Kept,
     Run,
@@ -36,12 +41,7 @@ from ._runs import (
     sites_to_measure,
     warn_of_flat,
 )
-from ._spots import Spot
-from .edits import Call, Edit
-from .effects import Effects, effects_of
-from .installed import intervene
-from .metrics import Metric, widened
-from .prompts import TOKEN_IDS, Direction, Prompts
+from .running.spots import Spot
 from .sites import Site
 
 __all__ = ["attribution_patching"]

@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from .._extras import extra
-from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
-from ..analysis.causal_graph._parts import INPUTS
+from ..analysis.causal_graph.parts import INPUTS
 from ..analysis.significance import Adjustment
-from ..core.padding import real_tokens
+from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError
+from ..progress.bars import Progress, reported
 from ._edge_effects import effects_graph, precise
 from ._residuals import Written, behind_norm, check_linear, linear, spread, written
-from ._runs import Floats, check_given
 from .decoders import DecoderBlock, PreNormDecoder, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, widened
 from .prompts import Prompts
+from .running.runs import Floats, check_given
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
-from ..analysis.causal_graph._parts import INPUTS
+from ..analysis.causal_graph.parts import INPUTS
 from ..core.selection import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..analysis._progress import Progress, reported
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
-from ..analysis.causal_graph._parts import INPUTS
+from ..analysis.causal_graph.parts import INPUTS
 from ..analysis.significance import Adjustment
 from ..errors import InvalidArgumentError, UnsupportedError
+from ..progress.bars import Progress, reported
 from ._edge_effects import effects_graph, precise
-from ._integration import points
 from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
-from ._runs import check_given, check_gradients, frozen, warn_of_flat
 from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, widened
 from .prompts import Direction, Prompts
+from .running.integration import points
+from .running.runs import check_given, check_gradients, frozen, warn_of_flat
 
 __all__ = ["edge_attribution", "edge_patching"]
 

@@ -19,12 +19,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import Given
+from ..core.calls.arguments import Given
 from ..errors import InvalidArgumentError, UnsupportedError
-from ._part import Part
-from ._sources import Source, activations_of, as_tensor, check_like, check_source, each_of, value_at
-from ._spots import Spot
 from .metrics import widened
+from .running.part import Part
+from .running.sources import (
+    Source,
+    activations_of,
+    as_tensor,
+    check_like,
+    check_source,
+    each_of,
+    value_at,
+)
+from .running.spots import Spot
 from .sites import Site, Where
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from ..analysis.significance import (
     width_remark,
 )
 from ..errors import InvalidArgumentError
-from ._runs import Floats, Target, model_name, versions
 from .metrics import Metric
 from .nodes import node_names
 from .prompts import Direction, Prompts
-from .sites import Site
+from .running.runs import Floats, Target, model_name, versions
+from .sites import Site, position_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,14 +249,6 @@ class Effects:
         from ._effects_figure import plot_effects
 
         return plot_effects(self, ax, tokenizer)
-
-
-def position_of(site: Site) -> int | None:
-    """The position of a site that has one; None: it has several, or all."""
-    chosen = site.positions
-    if isinstance(chosen, tuple) and len(chosen) == 1 and isinstance(chosen[0], int):
-        return chosen[0]
-    return None
 
 
 def effects_of(

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
-from ..core.arguments import Given
-from ..core.eager import run_eagerly
+from ..core.calls.arguments import Given
 from ..core.outputs import replace_tensor
-from ..core.own_hook import OwnHook
+from ..core.recording.eager import run_eagerly
+from ..core.recording.own_hook import OwnHook
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._additions import Additions, Together
-from ._forwards import Forwards
-from ._places import Places
-from ._spots import Spot, resolve
 from .edits import Call, Edit
+from .running.forwards import Forwards
+from .running.places import Places
+from .running.spots import Spot, resolve
 
 __all__ = ["Applied", "UnusedEditError", "intervene"]
 

@@ -14,10 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..analysis._progress import Progress, reported
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
-from ._runs import (
+from ..progress.bars import Progress, reported
+from .edits import Call, Edit, zero
+from .effects import Effects, effects_of
+from .installed import intervene
+from .metrics import Metric
+from .prompts import Direction, Prompts
+from .running.runs import (
     Floats,
     Kept,
     Run,
@@ -27,12 +32,7 @@ from ._runs import (
     runs_of,
     sites_to_measure,
 )
-from ._sources import value_at
-from .edits import Call, Edit, zero
-from .effects import Effects, effects_of
-from .installed import intervene
-from .metrics import Metric
-from .prompts import Direction, Prompts
+from .running.sources import value_at
 from .sites import Site
 
 __all__ = ["ablation", "activation_patching"]

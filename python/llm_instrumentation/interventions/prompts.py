@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..core.padding import real_tokens
+from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Direction", "Prompts"]

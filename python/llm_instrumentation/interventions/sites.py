@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
-from ..core.sink import INPUT
+from ..core.tensors.sink import INPUT
 from ..errors import InvalidArgumentError
 from .heads import HeadInput
 
@@ -193,3 +193,11 @@ def _among(wanted: Any, number: int) -> bool:
         below = wanted.stop is None or number < wanted.stop
         return number >= start and below and (number - start) % step == 0
     return number in wanted
+
+
+def position_of(site: Site) -> int | None:
+    """The position of a site that has one; None: it has several, or all."""
+    chosen = site.positions
+    if isinstance(chosen, tuple) and len(chosen) == 1 and isinstance(chosen[0], int):
+        return chosen[0]
+    return None

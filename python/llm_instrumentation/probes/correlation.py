@@ -17,7 +17,7 @@ with extra("report", "A timeline"):
 
 from .._parsing import parsing
 from ..errors import NotFoundError
-from .analysis import percentiles_us, slot_counts
+from .blocks.analysis import percentiles_us, slot_counts
 from .capture import CAPTURE, snapshot_path
 from .jsonl import read_snapshots
 
@@ -239,6 +239,6 @@ def plot_timeline(stream: str | os.PathLike[str] | pd.DataFrame) -> Figure:
         NotFoundError: (a FileNotFoundError) there are no snapshots beside the stream.
         CorruptError: a file holds something other than the snapshots of a capture.
     """
-    from .figures import draw_timeline
+    from .blocks.figures import draw_timeline
 
     return draw_timeline(stream if isinstance(stream, pd.DataFrame) else timeline(stream))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from .._files import replacing
 from .._parsing import parsing
 from ..errors import CorruptError, InvalidArgumentError
-from .analysis import bucket_slot
+from .blocks.analysis import bucket_slot
 from .kinds import described, kind_of
 
 __all__ = ["read_parquet", "write_parquet"]

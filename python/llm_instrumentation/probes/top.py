@@ -21,8 +21,8 @@ from rich.text import Text
 
 from .._signals import ended_by_sigterm
 from ..errors import InvalidArgumentError, StrapError, StrapPermissionError, UnsupportedError
-from .analysis import percentiles_us, slot_counts
 from .block import BlockProbe
+from .blocks.analysis import percentiles_us, slot_counts
 from .probe import KernelProbe
 from .system import SystemProbe
 

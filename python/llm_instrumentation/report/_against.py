@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._pages import page, units
-from ..analysis import _layer_figures
 from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
+from ..analysis.figures import layers as layer_figures
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
 from ._drawn import drawn
@@ -109,7 +109,7 @@ def comparison_parts(
         if names:
             more = f", and {len(names) - _TOLD:,} more" if len(names) > _TOLD else ""
             yield page.paragraph(f"Layers that only {path} has: {', '.join(names[:_TOLD])}{more}.")
-    shown = len(_layer_figures.drift_layers(found))
+    shown = len(layer_figures.drift_layers(found))
     of_steps = "all tensors" if steps is None else f"{len(steps):,} of {of:,} steps"
     yield page.paragraph(
         f"The reference is {found.a}. Compared: {of_steps} of "
@@ -120,8 +120,8 @@ def comparison_parts(
     if found.pairs["compared"].any() and 0 < shown <= _DRAWN:
         yield drawn(
             "drift", f"The relative error of {shown} layers; the others are equal",
-            _layer_figures.drift_size(found),
-            lambda ax: _layer_figures.draw_drift(ax, found),
+            layer_figures.drift_size(found),
+            lambda ax: layer_figures.draw_drift(ax, found),
             "A bar reaches from the least to the largest error of a layer's tensors. A diamond is "
             "beyond the tolerance.",
         )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from .._pages import page, small, units
-from ..analysis._summary import LayerSummary
+from ..analysis.reading.summary import LayerSummary
 from ._sample import LayerValues
 from ._trends import Trend
 

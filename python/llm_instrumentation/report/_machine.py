@@ -50,9 +50,9 @@ def device_parts(path: str | os.PathLike[str]) -> Iterator[str]:
         NotFoundError: there is no such file.
         CorruptError: it holds no snapshots of block devices.
     """
-    from ..probes.analysis import parse_trace
+    from ..probes.blocks.analysis import parse_trace
+    from ..probes.blocks.report import device_sections
     from ..probes.jsonl import read_snapshots
-    from ..probes.report import device_sections
 
     trace = parse_trace(read_snapshots(path))
     yield page.paragraph(f"Snapshots of {os.fspath(path)}.")

@@ -10,8 +10,8 @@ from shlex import quote
 import numpy as np
 
 from .._pages import page, units
-from ..analysis._summary import CaptureSummary
 from ..analysis.reader import ActivationReader
+from ..analysis.reading.summary import CaptureSummary
 from ._sample import Sample
 
 __all__ = ["chips", "facts", "notices"]

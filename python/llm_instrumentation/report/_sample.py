@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._pages import units
-from ..analysis._elements import element_size, from_storage, storage_dtype
 from ..analysis.reader import Activation, ActivationReader
+from ..analysis.reading.elements import element_size, from_storage, storage_dtype
 from ..errors import StrapError
 
 __all__ = ["LayerValues", "Sample", "evenly", "sampled"]

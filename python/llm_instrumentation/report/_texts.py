@@ -10,12 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .._pages import page, units
-from ..analysis import _canvas, _layer_figures, _token_figures
-from ..analysis._text_rows import chosen_layers, rows_and_texts, rows_of_texts, token_labels
 from ..analysis.attention import AttentionWeights, weights_among, weights_of
+from ..analysis.figures import canvas
+from ..analysis.figures import layers as of_layers
+from ..analysis.figures import tokens as of_tokens
 from ..analysis.logit_lens import lens_of
 from ..analysis.reader import ActivationReader
 from ..analysis.rows import NoCallsError, NotTokenAlignedError, Rows
+from ..analysis.token_rows.text_rows import (
+    chosen_layers,
+    rows_and_texts,
+    rows_of_texts,
+    token_labels,
+)
 from ..analysis.views import massive_of, norms_of
 from ..errors import InvalidArgumentError
 from ._drawn import drawn
@@ -153,8 +160,8 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
         )
     yield drawn(
         "token-norms", told,
-        _canvas.sized(norms.layers, norms.tokens),
-        lambda ax: _token_figures.draw_norms(ax, norms),
+        canvas.sized(norms.layers, norms.tokens),
+        lambda ax: of_tokens.draw_norms(ax, norms),
     )  # fmt: skip
     names = list(text.rows)
     outliers = massive_of({names[at]: text.rows[names[at]] for at in evenly(layers, _OUTLIERS)})
@@ -162,8 +169,8 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
         "outliers",
         f"The three largest magnitudes and the median of each layer; {len(outliers.massive)} are "
         "massive activations",
-        _canvas.sized(outliers.layers),
-        lambda ax: _layer_figures.draw_outliers(ax, outliers),
+        canvas.sized(outliers.layers),
+        lambda ax: of_layers.draw_outliers(ax, outliers),
         "A ring marks a massive activation: its magnitude is above 100, and at least 1,000 times "
         "the median of its layer.",
     )
@@ -174,8 +181,8 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
             "logit-lens",
             f"The most probable next token behind the last {len(lens.tokens)} tokens, at {layers} "
             f"layers; the last layer predicts {lens.texts[-1][-1]!r}",
-            _token_figures.lens_size(lens),
-            lambda ax: _token_figures.draw_lens(ax, lens),
+            of_tokens.lens_size(lens),
+            lambda ax: of_tokens.draw_lens(ax, lens),
         )
 
 
@@ -212,12 +219,12 @@ def attention_figures(reader: ActivationReader, text: TextOfStep, tokenizer: Any
 
 def _attention(weights: AttentionWeights, name: str) -> str:
     heads, queries, keys = weights.weights.shape
-    size = _token_figures.attention_size(weights)
+    size = of_tokens.attention_size(weights)
     scale = min(1.0, _WEIGHTS_IN / max(size))
     return drawn(
         name,
         f"Mean attention weights of {heads} heads of {weights.layer}: {queries} queries, {keys} "
         "keys",
         (max(3.4, size[0] * scale), max(2.6, size[1] * scale)),
-        lambda ax: _token_figures.draw_attention(ax, weights),
+        lambda ax: of_tokens.draw_attention(ax, weights),
     )

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from ..analysis._columns import distinct
-from ..analysis._summary import tensor_bytes
 from ..analysis.reader import ActivationReader
+from ..analysis.reading.columns import distinct
+from ..analysis.reading.summary import tensor_bytes
 
 __all__ = ["Trend", "trends"]
 

@@ -9,17 +9,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._atomic import typed_errors
 from .._files import write_text
 from .._pages import page
 from .._version import __version__
-from ..analysis._progress import steps_bar
-from ..analysis._summary import CaptureSummary, summary
-from ..analysis._summary import layers as summaries
 from ..analysis.compare import first_other_tokens
 from ..analysis.reader import ActivationReader
+from ..analysis.reading.summary import CaptureSummary, summary
+from ..analysis.reading.summary import layers as summaries
 from ..analysis.rows import NotTokenAlignedError
-from ..core._atomic import typed_errors
 from ..errors import CorruptError, InvalidArgumentError, NotFoundError
+from ..progress.bars import steps_bar
 from ..storage import check_local
 from ._against import compared, comparison_parts
 from ._features import feature_parts
@@ -296,7 +296,7 @@ def _circuit(wanted: _Wanted) -> Iterator[str]:
     if wanted.circuit is None:
         return
     from ..analysis.causal_graph import load_graph
-    from ..analysis.causal_graph._page import graph_parts
+    from ..analysis.causal_graph.page import graph_parts
 
     yield from graph_parts(load_graph(wanted.circuit), "circuit", level=3)
 

@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis._calls import Calls
 from ..analysis.activation import Activation
 from ..analysis.reader import ActivationReader
+from ..analysis.reading.calls import Calls
 from ..analysis.rows import NoCallsError, NotTokenAlignedError
 from ..errors import InvalidArgumentError, StrapError
 

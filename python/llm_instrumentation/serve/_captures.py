@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis._summary import LayerSummary, layers, summary
-from ..analysis._text_rows import token_labels
 from ..analysis.activation import Activation
 from ..analysis.reader import ActivationReader, ActivationView
+from ..analysis.reading.summary import LayerSummary, layers, summary
 from ..analysis.rows import Rows
+from ..analysis.token_rows.text_rows import token_labels
 from ..errors import NotFoundError
 from ._axes import GivenTokens, axes_of
 from ._tensors import Cache, Tensor, Tile

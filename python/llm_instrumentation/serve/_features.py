@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis._feature_folder import FeatureFolder
+from ..analysis.sae.feature_folder import FeatureFolder
 from ..errors import InvalidArgumentError
 
 __all__ = ["ORDERS", "Features"]

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis._snapshot import Snapshot, StoredForm
-from ..analysis._statistics import Statistics, statistics
 from ..analysis.attention import are_weights
+from ..analysis.reading.snapshot import Snapshot, StoredForm
+from ..analysis.reading.statistics import Statistics, statistics
 from ..errors import InvalidArgumentError
 
 __all__ = ["POOLS", "Cache", "Summary", "Tensor", "Tile"]

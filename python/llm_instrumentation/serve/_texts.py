@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis._calls import Calls
-from ..analysis._text_rows import chosen_layers, labels
 from ..analysis.reader import ActivationReader, UnknownActivationError
+from ..analysis.reading.calls import Calls
 from ..analysis.rows import NoCallsError, NotTokenAlignedError, Rows
+from ..analysis.token_rows.text_rows import chosen_layers, labels
 from ..errors import InvalidArgumentError
 from ._axes import GivenTokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..core.calls_file import calls_path_for
+from ..core.files.calls_file import calls_path_for
 from ..core.token_files import token_file_paths
 
 __all__ = ["files_beside", "snapshot_files"]

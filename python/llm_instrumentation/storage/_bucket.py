@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from .._atomic import sync_directory, typed_errors
 from .._extras import extra
-from ..core._atomic import sync_directory, typed_errors
 from ..errors import NotFoundError, StrapError
 from ._errors import CredentialsError, ObjectChangedError, StorageError
 from ._options import StorageOptions

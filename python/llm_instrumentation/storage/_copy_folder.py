@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from .._atomic import typed_errors
 from .._files import partial_beside, remove_leftovers
-from ..core._atomic import typed_errors
 from ._options import StorageOptions
 
 __all__ = ["copy_folder"]

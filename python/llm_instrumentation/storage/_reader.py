@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arrow_stream import messages_of
+from .._atomic import typed_errors
 from .._native import DTYPE_SIZES, Packet, Reader
-from ..core._atomic import typed_errors
-from ..core.calls_file import calls_path_for
+from ..core.files.calls_file import calls_path_for
 from ..core.token_files import token_file_paths
 from ..errors import CorruptError, NotFoundError, StrapError
 from . import _record

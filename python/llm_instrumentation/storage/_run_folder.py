@@ -6,9 +6,9 @@ import contextlib
 import weakref
 from pathlib import Path
 
-from ..core._atomic import typed_errors
-from ..core.run_folder import ShardFolder
-from ..core.run_records import MANIFEST, RankFile, RunRecord, Shard
+from .._atomic import typed_errors
+from ..core.files.run_folder import ShardFolder
+from ..core.files.run_records import MANIFEST, RankFile, RunRecord, Shard
 from ..errors import NotFoundError, RunFolderError
 from ._beside import files_beside
 from ._bucket import Bucket

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._atomic import typed_errors
 from .._extras import extra
-from ..core._atomic import typed_errors
 from ..errors import InvalidStateError
 from ._bucket import Bucket, Facts
 from ._errors import StorageError

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis._catalogue import Catalogue
-from ..analysis._columns import distinct
-from ..analysis._summary import tensor_bytes
+from ..analysis.reading.catalogue import Catalogue
+from ..analysis.reading.columns import distinct
+from ..analysis.reading.summary import tensor_bytes
 from ._perfetto import Ints, PerfettoTrace, Track
 
 __all__ = ["Drawn", "Packets", "draw"]

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._atomic import typed_errors
 from .._files import replacing
 from .._native import ReaderInfo
 from .._warn import warn
 from ..analysis.reader import ActivationReader
-from ..core._atomic import typed_errors
 from ..errors import InvalidArgumentError, StrapError
 from ._captured import Drawn, Packets, draw
 from ._machine import Counters, read_counters

@@ -24,7 +24,7 @@ from ...errors import CorruptError, InvalidArgumentError
 from . import _files, _pruning
 from ._order import execution_order
 from ._overlap import GraphOverlap, edge_auroc, overlap
-from ._parts import Edge, EdgeInput, EdgeKey, Node, NodeKind, chosen, finite, given
+from .parts import Edge, EdgeInput, EdgeKey, Node, NodeKind, chosen, finite, given
 
 if TYPE_CHECKING:
     import networkx as nx

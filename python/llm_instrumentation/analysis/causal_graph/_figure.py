@@ -12,9 +12,9 @@ with extra("report", "A figure"):
     from matplotlib.path import Path
 
 from ..._pages import drawing
-from .. import _canvas
-from ._layout import HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw, label
+from ..figures import canvas
 from ._look import LOOKS, WIDEST, EdgeLook, largest_effect, look_of, title, width
+from .layout import HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def plot_graph(graph: CausalGraph, ax: Axes | None) -> Axes:
     left = _BAND if made.bands else _SIDE
     across, up = left + made.width + _SIDE, made.height + 2 * _SIDE
     spare = max(0.0, _LEAST - across)
-    with _canvas.canvas(ax, ((across + spare) / 72, (up + _TOP) / 72)) as axes:
+    with canvas.canvas(ax, ((across + spare) / 72, (up + _TOP) / 72)) as axes:
         left += spare / 2
         axes.set_xlim(-left, made.width + _SIDE + spare / 2)
         axes.set_ylim(-_SIDE, made.height + _SIDE)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._atomic import typed_errors
 from ..._files import write_text
 from ..._json import load_json_file, to_json
 from ..._parsing import parsing
-from ...core._atomic import typed_errors
 from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def save(graph: CausalGraph, path: Path) -> Path:
     elif path.suffix in (".dot", ".gv"):
         text = graph.to_dot()
     elif path.suffix == ".html":
-        from ._page import graph_page
+        from .page import graph_page
 
         text = graph_page(graph)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..._pages.theme import LOOKS as THEME
-from ._parts import Edge
+from .parts import Edge
 
 if TYPE_CHECKING:
     from . import CausalGraph

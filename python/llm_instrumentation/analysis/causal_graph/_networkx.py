@@ -15,7 +15,7 @@ with extra("circuits", "A networkx graph"):
 
 from ..._json import load_json
 from ...errors import InvalidArgumentError
-from ._parts import Edge, given, merged
+from .parts import Edge, given, merged
 
 if TYPE_CHECKING:
     from . import CausalGraph

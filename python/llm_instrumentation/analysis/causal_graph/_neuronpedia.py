@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...errors import InvalidArgumentError
-from ._parts import Node, merged
 from ._pruning import check_effects
+from .parts import Node, merged
 
 if TYPE_CHECKING:
     from . import CausalGraph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..._html import block, table
 from ..._pages import units
 from ..significance import width_remark
-from ._parts import Edge, Node
+from .parts import Edge, Node
 
 if TYPE_CHECKING:
     from . import CausalGraph

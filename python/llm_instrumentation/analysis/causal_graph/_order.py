@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ...errors import InvalidArgumentError
-from ._parts import Edge, Node
+from .parts import Edge, Node
 
 __all__ = ["execution_order", "rank"]
 

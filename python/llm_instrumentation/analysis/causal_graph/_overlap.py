@@ -10,8 +10,8 @@ import numpy as np
 
 from ..._extras import extra
 from ...errors import InvalidArgumentError
-from ._parts import edge_text
 from ._pruning import check_effects
+from .parts import edge_text
 
 if TYPE_CHECKING:
     from . import CausalGraph

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ...errors import InvalidArgumentError
-from ._parts import Edge, Node
+from .parts import Edge, Node
 
 __all__ = ["check_choice", "check_effects", "greedily", "largest", "on_paths"]
 

@@ -7,15 +7,11 @@ column.
 
 from __future__ import annotations
 
+from .analysing import SUMMARY_TABLES
 from .iai import compute_iai
 from .in_tokens import TOKEN_TABLES, compute_in_tokens
 from .locality import compute_locality
-from .metrics import (
-    DISTRIBUTION_TABLES,
-    SUMMARY_TABLES,
-    compute_all,
-    compute_distributions,
-)
+from .metrics import DISTRIBUTION_TABLES, compute_all, compute_distributions
 from .parts import analyse_part, merge_parts, split_trace
 from .read_freq import compute_read_freq
 from .retention import compute_retention

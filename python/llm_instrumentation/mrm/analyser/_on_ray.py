@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..._extras import extra
 from ...errors import InvalidArgumentError
 from .._frames import TraceLike
-from .metrics import _options
+from .analysing import options_of
 from .parts import StrPath, analyse_part, merged, split_trace
 
 # Threads of a task, which has one CPU. With one thread the stages of a part take turns at every
@@ -39,7 +39,7 @@ def compute_on_ray(
             'engine="ray" needs a Parquet file or a folder of them, which all nodes can read; '
             f"a {type(trace).__qualname__} is in the memory of this process"
         )
-    _options(memory_gb, workers, spill_dir)  # refuse wrong options here, not in a task
+    options_of(memory_gb, workers, spill_dir)  # refuse wrong options here, not in a task
     path = os.path.abspath(trace)
     if not ray.is_initialized():
         ray.init()
@@ -90,4 +90,4 @@ def _merge(parts: list[Any], memory_gb: float, spill_dir: StrPath | None) -> Tab
         paths = [Path(folder, f"part.{number}") for number in range(len(parts))]
         for path, part in zip(paths, parts, strict=True):
             ray.get(part).tofile(path)
-        return merged(paths, _options(memory_gb, _THREADS, spill_dir))
+        return merged(paths, options_of(memory_gb, _THREADS, spill_dir))

@@ -15,7 +15,7 @@ from ..._parsing import parsing
 from ...errors import InvalidArgumentError
 from .._frames import TraceLike, can_be_read_again, converter, reader_of
 from ..schema import Kind, OpType, RegionType, kind_of
-from .metrics import _analyse, _options
+from .analysing import analyse, options_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,10 +109,10 @@ def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, 
     steps = _steps(trace)
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TOKEN_TABLES}
     if steps:
-        tables, _ = _analyse(
+        tables, _ = analyse(
             trace,
             ["retention_per_region", "reuse_histogram"],
-            _options(0.5, None, None),
+            options_of(0.5, None, None),
             None,
             lambda reader: _by_step(reader, steps),
         )

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from ..._cpus import usable_cpus
-from ..._native import trace as native
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, can_be_read_again, converter, is_in_order, reader_of
-from .._progress import progress_line
-
-#: The tables of :func:`compute_all`, in the order in which it returns them.
-SUMMARY_TABLES = (
-    "retention_per_region",
-    "retention_summary",
-    "write_once",
-    "read_freq",
-    "working_set_per_region",
-    "working_set_summary",
-    "locality_per_region",
-    "locality_summary",
-    "iai",
-    "suitability",
+from ...progress.bars import rows_bar
+from .._frames import TraceLike, converter
+from .analysing import (
+    SUMMARY_TABLES,
+    analyse,
+    options_of,
+    positive,
+    reasons_of_empty,
+    warn_of_empty,
 )
 
 #: The tables of :func:`compute_distributions`.
@@ -39,16 +29,6 @@ DISTRIBUTION_TABLES = (
     "working_set_over_time",
     "bandwidth_over_time",
     "top_regions",
-)
-
-_READ_COLUMNS = (
-    "timestamp_ns",
-    "address",
-    "address_page",
-    "op_type",
-    "region_type",
-    "region_id",
-    "length_bytes",
 )
 
 
@@ -95,12 +75,12 @@ def compute_all(
         from ._on_ray import compute_on_ray
 
         tables, support = compute_on_ray(trace, memory_gb, workers, spill_dir)
-        reasons = _reasons(support, names)
+        reasons = reasons_of_empty(support, names)
     elif engine == "local":
-        tables, reasons = _compute(trace, names, _options(memory_gb, workers, spill_dir))
+        tables, reasons = _compute(trace, names, options_of(memory_gb, workers, spill_dir))
     else:
         raise InvalidArgumentError(f'engine = {engine!r}: choose "local" or "ray"')
-    _warn(reasons)
+    warn_of_empty(reasons)
     return {name: give(table) for name, table in tables.items()}
 
 
@@ -148,14 +128,14 @@ def compute_distributions(
         )
     give = converter(as_arrow)
     options = {
-        **_options(memory_gb, workers, spill_dir),
-        "bins": _positive("bins", bins),
-        "cdf_points": _positive("cdf_points", cdf_points),
-        "windows": _positive("windows", windows),
-        "top": _positive("top", top),
+        **options_of(memory_gb, workers, spill_dir),
+        "bins": positive("bins", bins),
+        "cdf_points": positive("cdf_points", cdf_points),
+        "windows": positive("windows", windows),
+        "top": positive("top", top),
     }
     found, support = _compute(trace, names, options)
-    _warn(support)
+    warn_of_empty(support)
     return {name: give(table) for name, table in found.items()}
 
 
@@ -163,47 +143,9 @@ def _compute(
     trace: TraceLike, names: list[str], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
     """The tables by name, and why this kind of trace cannot give some of them, by name too."""
-    with progress_line("analysing") as progress:
-        tables, support = _analyse(trace, names, options, progress)
-    return tables, _reasons(support, names)
-
-
-def _reasons(support: pa.Table, names: Sequence[str]) -> dict[str, str]:
-    """Why this kind of trace cannot give some of the tables, by their name."""
-    reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
-    return {name: reasons[name] for name in names if name in reasons}
-
-
-def _analyse(
-    trace: TraceLike,
-    names: list[str],
-    options: dict[str, Any],
-    progress: native.Progress | None,
-    changed: Callable[[pa.RecordBatchReader], pa.RecordBatchReader] = lambda reader: reader,
-) -> tuple[dict[str, pa.Table], pa.Table]:
-    """Analyses a trace, first as one in the order of time, then with sorting if it is not.
-
-    Nearly all traces are in the order of time, and sorting would keep their rows in memory. A trace
-    that can be read only once is sorted at once.
-
-    Args:
-        trace: the trace.
-        names: the tables to compute.
-        options: the options of libstrap.
-        progress: called with the counts so far, or None.
-        changed: maps the rows of the trace to the rows to analyse, in the same order.
-
-    Returns:
-        The tables by name, and a table with a reason for each table that is not supported.
-    """
-    if can_be_read_again(trace):
-        reader = changed(reader_of(trace, _READ_COLUMNS))
-        try:
-            return native.analyse(reader, names, {**options, "ordered": True}, progress)
-        except InvalidArgumentError:
-            if is_in_order(trace):
-                raise
-    return native.analyse(changed(reader_of(trace, _READ_COLUMNS)), names, options, progress)
+    with rows_bar("analysing") as progress:
+        tables, support = analyse(trace, names, options, progress)
+    return tables, reasons_of_empty(support, names)
 
 
 def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
@@ -213,34 +155,8 @@ def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]
         InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot give one.
     """
     give = converter(as_arrow)
-    tables, support = _compute(trace, names, _options(0.5, None, None))
+    tables, support = _compute(trace, names, options_of(0.5, None, None))
     for name in names:
         if name in support:
             raise InvalidArgumentError(f"{name}: {support[name]}")
     return [give(tables[name]) for name in names]
-
-
-def _warn(support: dict[str, str]) -> None:
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in support.items():
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        warnings.warn(f"{', '.join(names)}: empty, {reason}", stacklevel=3)
-
-
-def _options(
-    memory_gb: float, workers: int | None, spill_dir: str | os.PathLike[str] | None
-) -> dict[str, Any]:
-    if not 0 < memory_gb <= 2**20:
-        raise InvalidArgumentError(f"memory_gb = {memory_gb}: must be above 0, at most 2^20")
-    return {
-        "memory_bytes": int(memory_gb * 2**30),
-        "workers": _positive("workers", usable_cpus() if workers is None else workers),
-        "spill_dir": os.fspath(tempfile.gettempdir() if spill_dir is None else spill_dir),
-    }
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
-    return value

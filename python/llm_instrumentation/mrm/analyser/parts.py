@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
+from ...progress.bars import rows_bar
 from .._frames import converter, reader_of_row_groups
-from .._progress import progress_line
 from .._row_groups import RowGroups
-from .metrics import _READ_COLUMNS, SUMMARY_TABLES, _options, _reasons, _warn
+from .analysing import READ_COLUMNS, SUMMARY_TABLES, options_of, reasons_of_empty, warn_of_empty
 
 StrPath = str | os.PathLike[str]
 
@@ -83,7 +83,7 @@ def analyse_part(
             f"row_groups = {row_groups}: must ascend by 1, within the {number} of {path}"
         )
     options = {
-        **_options(memory_gb, workers, spill_dir),
+        **options_of(memory_gb, workers, spill_dir),
         "trace": {
             "fingerprint": whole.fingerprint,
             "rows": whole.before(number),
@@ -93,10 +93,10 @@ def analyse_part(
         "end_row": whole.before(row_groups.stop),
         "rows_kept": whole.overlap,
     }
-    with progress_line("analysing", options["end_row"] - options["first_row"]) as progress:
+    with rows_bar("analysing", options["end_row"] - options["first_row"]) as progress:
 
         def write(ordered: bool) -> int:
-            reader = reader_of_row_groups(path, row_groups, _READ_COLUMNS)
+            reader = reader_of_row_groups(path, row_groups, READ_COLUMNS)
             return native.partial(reader, output, {**options, "ordered": ordered}, progress)
 
         try:
@@ -138,8 +138,8 @@ def merge_parts(
         MissingExtraError: pandas is not installed, and ``as_arrow`` is False.
     """
     give = converter(as_arrow)
-    tables, support = merged(parts, _options(memory_gb, workers, spill_dir))
-    _warn(_reasons(support, SUMMARY_TABLES))
+    tables, support = merged(parts, options_of(memory_gb, workers, spill_dir))
+    warn_of_empty(reasons_of_empty(support, SUMMARY_TABLES))
     return {name: give(table) for name, table in tables.items()}
 
 
@@ -147,6 +147,6 @@ def merged(
     parts: Sequence[StrPath], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], pa.Table]:
     """The ten tables by name, and the table ``support`` of libstrap."""
-    with progress_line("merging") as progress:
+    with rows_bar("merging") as progress:
         paths = [os.fspath(part) for part in parts]
         return native.merge(paths, list(SUMMARY_TABLES), options, progress)

@@ -30,7 +30,7 @@ from ..._json import load_json_file
 from ..._native import trace as native
 from ..._parsing import parsing
 from ...errors import CorruptError, InvalidArgumentError, MissingExtraError, NotFoundError
-from .._progress import progress_line
+from ...progress.bars import rows_bar
 from ..collector.base import TIME_KEY
 from ..collector.rows import OPS, Phases, make_batch
 from ..schema import Kind, arrow_schema
@@ -165,7 +165,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
         """Writes all rows to a zstd Parquet file, and returns their number."""
-        with progress_line(f"reading {self._path.name}", self._allocations) as progress:
+        with rows_bar(f"reading {self._path.name}", self._allocations) as progress:
             return native.write_parquet(self.reader(), path, None, progress)
 
     def __iter__(self) -> MemrayTrace:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError, NotFoundError
-from .._progress import progress_line
+from ...progress.bars import rows_bar
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
         """Writes all rows to a zstd Parquet file, and returns their number."""
-        with progress_line(f"parsing {os.path.basename(self._path)}") as progress:
+        with rows_bar(f"parsing {os.path.basename(self._path)}") as progress:
             return native.write_parquet(self.reader(), path, None, progress)
 
     def __iter__(self) -> ParsedTrace:

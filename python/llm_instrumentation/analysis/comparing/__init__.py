@@ -1,0 +1,1 @@
+"""Pairs of tensors, and how much two tensors differ."""

@@ -1,0 +1,1 @@
+"""Figures of layers and tokens, in one look."""

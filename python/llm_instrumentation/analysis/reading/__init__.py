@@ -1,0 +1,1 @@
+"""How a capture is read: index, packets, parts, and what the calls were given."""

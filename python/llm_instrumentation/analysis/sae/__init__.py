@@ -1,0 +1,1 @@
+"""Sparse autoencoders: training, features, and the files of both."""

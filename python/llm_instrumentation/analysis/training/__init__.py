@@ -1,0 +1,1 @@
+"""Rows in a random order, for captures that are larger than memory."""

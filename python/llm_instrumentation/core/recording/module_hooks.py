@@ -1,0 +1,136 @@
+"""The hooks that a capture has on one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ...errors import UnsupportedError
+from ..calls.steps import Place, Steps
+from ..config import InstrumentationConfig
+from ..outputs import walk_output
+from ..tensors.sink import INPUT, RECOMPUTED, ModuleTensors, TensorSink, When
+from .gradients import Gradients
+
+__all__ = ["ModuleHooks"]
+
+
+class ModuleHooks:
+    """The hooks of one module. They pass its tensors to a sink.
+
+    Args:
+        sink: receives the tensors.
+        steps: the capture's steps.
+        config: the capture's configuration.
+        gradients: receives the outputs whose gradients are captured.
+        tensors: the module's tensors.
+        index: the module's number among all hooked ones; its place in `ran` and in a step's calls.
+        ran: a byte per module; the hook sets it to 1.
+        unwalked: receives the names of types that hold tensors but cannot be walked.
+    """
+
+    def __init__(
+        self,
+        sink: TensorSink,
+        steps: Steps,
+        config: InstrumentationConfig,
+        gradients: Gradients,
+        tensors: ModuleTensors,
+        index: int,
+        ran: bytearray,
+        unwalked: set[str],
+    ) -> None:
+        self._sink = sink
+        self._steps = steps
+        self._config = config
+        self._kv_cache = config.kv_cache
+        self._gradients = gradients
+        self._tensors = tensors
+        self._index = index
+        self._ran = ran
+        self._unwalked = unwalked
+
+    def attach(self, module: nn.Module, wrap: Callable[..., Any]) -> Iterable[RemovableHandle]:
+        """Registers the hooks on the module.
+
+        The register functions are those of nn.Module: scripted modules refuse to call their own.
+
+        Args:
+            wrap: applied to each hook before it is registered.
+        """
+        in_c = self._sink.in_c
+        output: Callable[..., None] = self.output
+        if in_c is not None:
+            output = in_c.new(self._tensors.root, self._index, output)
+        if self._config.inputs:
+            yield nn.Module.register_forward_pre_hook(module, wrap(self.inputs), with_kwargs=True)
+        yield nn.Module.register_forward_hook(module, wrap(output))
+        if self._config.gradients:
+            yield nn.Module.register_forward_hook(module, wrap(self.gradients))
+
+    def output(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook for outputs. The hook in C calls it for all but plain CPU tensors."""
+        if not self._sink.running:
+            return
+        place = self._steps.here()
+        if not place.mine:
+            return
+        when = self._when(place, 0)
+        place.calls[self._index] += 1
+        self._ran[self._index] = 1
+        try:
+            found = walk_output(output, kv_cache=self._kv_cache, unwalked=self._unwalked)
+        except Exception as error:  # of methods that the output's types have
+            self._tensors.refuse(_not_walked(error), when)
+            return
+        self._tensors.take(found, when, RECOMPUTED if place.again else "")
+
+    def inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """The forward pre-hook for inputs."""
+        if not self._sink.running or kwargs is None:  # None: as for `Steps.enter`
+            return
+        place = self._steps.here()
+        if not place.mine:
+            return
+        # The output of this call gets the same number, even if an earlier call raised.
+        call = max(place.calls[self._index], place.entered.get(self._index, 0))
+        place.calls[self._index], place.entered[self._index] = call, call + 1
+        when, ending = self._when(place, 0), RECOMPUTED * place.again + INPUT
+        try:
+            found: list[tuple[str, Tensor]] = []
+            for part in (args, kwargs):  # no caches: each layer receives those of all layers
+                found += walk_output(part, kv_cache=False, unwalked=self._unwalked)
+        except Exception as error:
+            self._tensors.refuse(_not_walked(error), when, ending)
+            return
+        self._tensors.take(found, when, ending)
+
+    def gradients(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook for gradients. It runs after the output's hook."""
+        if not self._sink.running:
+            return
+        place = self._steps.here()
+        if not place.mine:
+            return
+        try:
+            found = walk_output(output, kv_cache=self._kv_cache)
+        except Exception:  # the output's hook has reported it
+            return
+        when = self._when(place, 1)
+        for path, tensor in found:
+            self._gradients.wait_for(tensor, self._tensors, path, when)
+
+    def _when(self, place: Place, ended: int) -> When:
+        """The moment of a call. ended is 1 if the call was counted already, else 0."""
+        return When(place.step, place.token, place.calls[self._index] - ended, place.request)
+
+
+def _not_walked(error: Exception) -> UnsupportedError:
+    refused = UnsupportedError(f"looking for tensors in it raised {error!r}")
+    refused.__cause__ = error
+    return refused

@@ -1,0 +1,128 @@
+"""Finds sites in a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from ...core.calls.calls import encoder_of
+from ...core.calls.model_layouts import layouts_of
+from ...core.outputs import split_name
+from ...core.selection import adapter_advice, has_forward, original_name
+from ...core.tensors.sink import INPUT
+from ...errors import InvalidArgumentError, UnsupportedError
+from .._additions import layers_of, scope_of
+from ..heads import attention_heads
+from ..sites import Side, Site
+
+__all__ = ["Spot", "resolve"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spot:
+    """A site in a certain model.
+
+    Attributes:
+        site: the site.
+        module: the module that is hooked.
+        name: the name that captures give the module.
+        path: the place in its output or input.
+        side: its output or input, or what it adds to the residual stream.
+        scope: the layer whose stream it adds to, and its name; None: the side is another one.
+        columns: the columns of the head in the last dimension; None: all.
+        width: the width that the last dimension must have; None: any.
+        in_encoder: its tensors have the tokens of the encoder of an encoder-decoder model.
+        layout: what its tensors are of, where their shape may mislead.
+        batch_first: whether its tensors are [batch, tokens, ...] or [tokens, batch, ...]; None:
+            unknown.
+    """
+
+    site: Site
+    module: nn.Module
+    name: str
+    path: str
+    side: Side
+    scope: tuple[str, nn.Module] | None
+    columns: slice | None
+    width: int | None
+    in_encoder: bool
+    layout: str | None
+    batch_first: bool | None
+
+    def captured(self, path: str) -> str:
+        """The name of the whole tensor in captures, if it is at this path."""
+        return self.name + path + (INPUT if self.side == "input" else "")
+
+
+def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
+    """Finds sites in a model.
+
+    Raises:
+        InvalidArgumentError: there is no such layer or head; the message names similar layers.
+        UnsupportedError: the module runs no hooks.
+    """
+    modules: dict[str, nn.Module] = {}
+    for raw, module in model.named_modules(remove_duplicate=False):
+        name = original_name(raw)
+        # torch.compile's module calls the original one, which has the same name and the hooks.
+        modules[name] = module
+    first = {id(module): name for name, module in reversed(modules.items())}
+    encoder = encoder_of(getattr(model, "_orig_mod", model))
+    encoding = set() if encoder is None else set(encoder.modules())
+    layouts = layouts_of(model)
+    heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
+    layers = layers_of(model) if any(site.side == "added" for site in sites) else []
+
+    def spot(site: Site) -> Spot:
+        layer, side, columns, width = site.layer, site.side, None, None
+        if site.head is not None:
+            if layer not in heads:
+                known = _similar(layer, heads)
+                raise InvalidArgumentError(
+                    f"head = {site.head}: {layer!r} is no attention module whose heads are known: "
+                    + (f"choose {known}" if known else "say where they are with register_heads")
+                    + adapter_advice(model)
+                )
+            found = heads[layer].columns(site.head, site.head_input)
+            layer, side, columns, width = found.module, found.side, found.columns, found.width
+        split = split_name(layer, modules)
+        if split is None or not has_forward(modules[split[0]]):
+            raise InvalidArgumentError(
+                f"the model has no layer {layer!r}: choose {_similar(layer, modules)}"
+                + adapter_advice(model)
+            )
+        name, path = split
+        module = modules[name]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{layer!r} is TorchScript, which runs no hooks: use the original module"
+            )
+        captured = first[id(module)]
+        of = layouts.of(captured, path)
+        scope, lying = None, captured
+        if side == "added":
+            if path:
+                raise InvalidArgumentError(
+                    f'{layer!r} with side="added": give the name of a module, {name!r}'
+                )
+            lying = scope_of(layers, captured)
+            scope = lying, modules[lying]
+        batch_first = False if layouts.sequence_first(lying) else layouts.batch_first or None
+        return Spot(
+            site, module, captured, path, side, scope, columns, width,
+            in_encoder=of == "encoder" or module in encoding,
+            layout=of,
+            batch_first=batch_first,
+        )  # fmt: skip
+
+    return [spot(site) for site in sites]
+
+
+def _similar(layer: str, names: Iterable[str]) -> str:
+    known = [name for name in names if name]
+    near = difflib.get_close_matches(layer, known, 3, 0.3)
+    return ", ".join(map(repr, near or known[:3]))

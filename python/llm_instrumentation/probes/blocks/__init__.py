@@ -1,0 +1,1 @@
+"""What the requests to block devices say: latencies, anomalies, figures, a report."""

@@ -1,0 +1,114 @@
+"""The rules of the Python package's rooms: their size, their doors, and no imports in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from python_modules import NAME, PACKAGE, imported, modules
+
+LARGEST_ROOM = 21  # modules
+
+
+def crowded(files: Iterable[Path]) -> list[Path]:
+    """The folders with too many modules."""
+    counts: dict[Path, int] = {}
+    for file in files:
+        counts[file.parent] = counts.get(file.parent, 0) + 1
+    return [folder for folder, count in counts.items() if count > LARGEST_ROOM]
+
+
+def through_closed_doors(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """The private modules and names that a module takes from a package that it is not inside of."""
+    here = module if is_package else module.rpartition(".")[0]
+    found = []
+    for name, _, _ in imported(module, source, is_package=is_package):
+        owner, *inner = [NAME, *name.split(".")[1:]]
+        for part in inner:
+            private = part.startswith("_") and not part.startswith("__")
+            if private and name.startswith(f"{NAME}.") and not f"{here}.".startswith(f"{owner}."):
+                found.append(f"{module} imports {name}")
+            owner = f"{owner}.{part}"
+    return found
+
+
+def circle(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
+    """Modules that import one another in a circle; none: there is no circle.
+
+    Imports within functions count, because they join what a reader has to understand together.
+    Imports for type checkers do not.
+
+    Args:
+        sources: the source of each module, and whether it is a package.
+    """
+    graph = {}
+    for module, (source, is_package) in sources.items():
+        graph[module] = set()
+        for name, _, for_types in imported(module, source, is_package=is_package):
+            target = name if name in sources else name.rpartition(".")[0]
+            if target in sources and not for_types:
+                graph[module].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_folder_has_too_many_modules():
+    assert crowded(path for _, path in modules()) == []
+
+
+def test_no_module_opens_a_closed_door():
+    assert [
+        fault
+        for name, path in modules()
+        for fault in through_closed_doors(
+            name, path.read_text(), is_package=path.name == "__init__.py"
+        )
+    ] == []
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    sources = {name: (path.read_text(), path.name == "__init__.py") for name, path in modules()}
+    assert circle(sources) == []
+
+
+def test_a_made_up_crowd_is_found():
+    files = [PACKAGE / "core" / f"module{number}.py" for number in range(LARGEST_ROOM + 1)]
+    assert crowded(files) == [PACKAGE / "core"]
+    assert crowded(files[1:]) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "found"),
+    [
+        ("serve.app", "from ..storage._reader import open_capture", True),
+        ("serve.app", "from ..storage import _reader", True),
+        ("serve.app", "def f():\n    import llm_instrumentation.storage._reader", True),
+        ("serve.app", "from ..analysis.sae.features import _TOKENS", True),
+        ("storage.sending", "from ._reader import open_capture", False),
+        ("storage.parts.sending", "from .._reader import open_capture", False),
+        ("serve.app", "from .._files import replacing", False),
+        ("serve.app", "from .._native.library import Library", False),
+        ("serve.app", "from ..errors import __doc__\nfrom os import _exit", False),
+    ],
+)
+def test_a_made_up_closed_door_is_found(module, source, found):
+    assert bool(through_closed_doors(f"{NAME}.{module}", source)) == found
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "found"),
+    [
+        ("from .b import f", "from .a import g", True),
+        ("from .b import f", "def f():\n    from . import a", True),
+        ("from .b import f", "if TYPE_CHECKING:\n    from .a import g", False),
+        ("from .b import f", "", False),
+    ],
+)
+def test_a_made_up_circle_is_found(of_a, of_b, found):
+    sources = {f"{NAME}.room.a": (of_a, False), f"{NAME}.room.b": (of_b, False)}
+    assert bool(circle(sources)) == found
