@@ -75,7 +75,8 @@ __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
   if (create == NULL) return ENOSYS;
   atomic_store(&found, create);
   void *(*first)(void *) = NULL;
-  if (atomic_load(&made) == MONITOR - 1)
+  /* A new thread may get here before the call that made it returns, so each counts beforehand. */
+  if (atomic_fetch_add(&made, 1) == MONITOR - 1)
     first = run_monitor;
   else if (is_monitor)
     first = run_other;
@@ -84,11 +85,11 @@ __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
   if (start != NULL) {
     *start = (struct start){run, argument};
     failed = create(thread, attributes, first, start);
-    if (failed) free(start); /* the runtime tries again */
+    if (failed) free(start);
   } else {
     failed = create(thread, attributes, run, argument);
   }
-  if (!failed) atomic_fetch_add(&made, 1);
+  if (failed) atomic_fetch_sub(&made, 1); /* the runtime tries again */
   return failed;
 }
 #endif

@@ -270,8 +270,10 @@ def child(
     path, end: str, first: int, last: int, resume: bool = False, begin: str = ""
 ) -> subprocess.Popen:
     code = begin + CHILD.format(path=str(path), end=end, first=first, last=last, resume=resume)
+    # A process that is killed from here must have ended when it has been waited for.
+    python = sys.executable if end == WAIT else prepared.python(prepared.TORCH)
     return subprocess.Popen(
-        [prepared.python(prepared.TORCH), "-c", code], stdout=subprocess.PIPE, text=True,
+        [python, "-c", code], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
 

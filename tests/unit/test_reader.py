@@ -982,6 +982,26 @@ def test_a_closed_reader_says_so(run):
     assert repr(reader).endswith("closed>")
 
 
+def test_every_call_of_a_reader_that_another_thread_closed_says_so(run):
+    """The call may have begun before the reader was closed, so it reaches the library."""
+    reader = Reader(run)
+    reader.close()
+    numbers, ends = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
+    for call in (
+        reader.follow,
+        lambda: reader.packet(0),
+        lambda: reader.decoded_bytes(0),
+        lambda: reader.read_into(0, ends.ctypes.data, 8),
+        lambda: reader.read_many(numbers, ends.ctypes.data, 8, ends),
+        lambda: reader.read_ranges(np.zeros((1, 4), np.uint64), ends.ctypes.data, 8),
+        lambda: reader.prefetch(numbers),
+        reader.index,
+        lambda: reader.index("step"),
+    ):
+        with pytest.raises(InvalidStateError, match=r"the reader of .*run\.stream is closed"):
+            call()
+
+
 def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
     with capturing(path) as put:
         for step in range(3):

@@ -5,11 +5,15 @@ See docs/decisions/0020-the-monitors-sleep.md.
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+CC = os.environ.get("CC", "cc").split()
 
 PROGRAM = """
 import ctypes, os, time
@@ -45,10 +49,42 @@ print(sum(os.getpriority(os.PRIO_PROCESS, t) != priority for t in after))
 """
 
 
+# Returns late, so that a new thread runs before the call that made it has returned.
+LATE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                   void *argument) {
+  int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+      (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))
+          dlsym(RTLD_NEXT, "pthread_create");
+  int failed = create(thread, attributes, run, argument);
+  usleep(50000);
+  return failed;
+}
+"""
+
+
+@pytest.fixture(params=["as it is", "late"])
+def threads(request, tmp_path):
+    """The environment of a host whose threads are made at once, or whose calls return late."""
+    if request.param == "as it is":
+        return dict(os.environ)
+    if shutil.which(CC[0]) is None:
+        pytest.skip(f"no C compiler {CC[0]!r}")
+    source, library = tmp_path / "late.c", tmp_path / "late.so"
+    source.write_text(LATE)
+    subprocess.run([*CC, "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+    return {**os.environ, "LD_PRELOAD": str(library)}
+
+
 @pytest.mark.skipif(not Path("/proc/self/timerslack_ns").exists(), reason="reads /proc")
-def test_the_thread_that_every_call_wakes_may_sleep_until_the_next_tick():
+def test_the_thread_that_every_call_wakes_may_sleep_until_the_next_tick(threads):
     said = subprocess.run(
-        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, env=threads
     ).stdout.split()
     sleepy, of_the_host, wakes, slack, with_priority = map(int, said)
     assert (sleepy, of_the_host) == (1, 0)  # all other threads have the usual timer slack

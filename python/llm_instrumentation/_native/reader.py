@@ -7,7 +7,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, InvalidStateError
 from .library import (
     CODECS,
     DTYPE_NAMES,
@@ -143,7 +143,7 @@ class Reader:
         """
         handle, error = ctypes.c_uint64(), Error()
         info = RawReaderInfo(struct_size=ctypes.sizeof(RawReaderInfo))
-        check(self._lib.strap_reader_follow(self._handle, first, handle, info, error), error)
+        self._check(self._lib.strap_reader_follow(self._handle, first, handle, info, error), error)
         if not handle.value:
             return None
         following = object.__new__(Reader)
@@ -158,9 +158,9 @@ class Reader:
             NotFoundError: there is no such row.
         """
         raw, error = RawPacket(struct_size=ctypes.sizeof(RawPacket)), Error()
-        check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
+        self._check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
         name = ctypes.create_string_buffer(raw.name_bytes + 1)
-        check(self._lib.strap_reader_name(self._handle, row, name, len(name), error), error)
+        self._check(self._lib.strap_reader_name(self._handle, row, name, len(name), error), error)
         return Packet(
             row=row,
             name=name.raw[: raw.name_bytes].decode("utf-8"),
@@ -182,7 +182,7 @@ class Reader:
     def decoded_bytes(self, row: int) -> int:
         """The length of the decoded payload of row ``row``, in bytes."""
         raw, error = RawPacket(struct_size=ctypes.sizeof(RawPacket)), Error()
-        check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
+        self._check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
         return int(raw.decoded_bytes)
 
     def read_into(self, row: int, address: int, size: int) -> None:
@@ -193,7 +193,7 @@ class Reader:
             CorruptError: the checksum or the frame is wrong.
         """
         error = Error()
-        check(self._lib.strap_reader_read(self._handle, row, address, size, error), error)
+        self._check(self._lib.strap_reader_read(self._handle, row, address, size, error), error)
 
     def read_many(
         self,
@@ -230,7 +230,7 @@ class Reader:
             done,
             error,
         )
-        check(status, error)
+        self._check(status, error)
         return done.value
 
     def read_ranges(self, ranges: npt.NDArray[np.uint64], address: int, size: int) -> int:
@@ -261,7 +261,7 @@ class Reader:
         status = self._lib.strap_reader_read_ranges(
             self._handle, ranges.ctypes.data, len(ranges), address, size, done, error
         )
-        check(status, error)
+        self._check(status, error)
         return done.value
 
     def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
@@ -283,7 +283,7 @@ class Reader:
             )
         error = Error()
         status = self._lib.strap_reader_prefetch(self._handle, rows.ctypes.data, len(rows), error)
-        check(status, error)
+        self._check(status, error)
 
     def index(self, *columns: str) -> pa.RecordBatchReader:
         """The index in batches. docs/STREAM_FORMAT.md lists its columns.
@@ -302,7 +302,7 @@ class Reader:
             status = self._lib.strap_index_columns(self._handle, names, stream, error)
         else:
             status = self._lib.strap_index_export(self._handle, stream, error)
-        check(status, error)
+        self._check(status, error)
         return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
 
     def close(self) -> None:
@@ -310,6 +310,15 @@ class Reader:
             handle, self._handle = self._handle, 0
             error = Error()
             check(self._lib.strap_reader_close(handle, error), error)
+
+    def _check(self, status: int, error: Error) -> None:
+        """As `check`; a reader that another thread has closed says so."""
+        try:
+            check(status, error)
+        except InvalidStateError:
+            if self._handle:
+                raise
+            raise InvalidStateError(f"the reader of {self.path} is closed") from None
 
     def __enter__(self) -> Reader:
         return self
