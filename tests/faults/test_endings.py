@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import Session
 from llm_instrumentation.core import tokens
 from llm_instrumentation.core.checkpoint import CheckpointFile
-from llm_instrumentation.core.recording import recorder
+from llm_instrumentation.core.recording import ending
 from llm_instrumentation.errors import StrapTimeoutError
 
 SIZE = 1 << 18
@@ -141,6 +142,11 @@ def synced(monkeypatch):
     return names
 
 
+def still_written(path):
+    with ActivationReader(path, warn=False) as reader:
+        return reader.info.live
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["", "busy"])
 @pytest.mark.parametrize("end", [None, Mistake("mine")], ids=["", "an exception"])
 def test_ctrl_c_while_the_disk_syncs_loses_nothing(end, busy, path, synced, monkeypatch):
@@ -148,7 +154,7 @@ def test_ctrl_c_while_the_disk_syncs_loses_nothing(end, busy, path, synced, monk
     monkeypatch.setattr(Session, "checkpoint", ctrl_c)
     if busy:
         monkeypatch.setattr(Session, "close", still_busy)
-        monkeypatch.setattr(recorder, "_PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(ending, "_PATIENCE_SECONDS", 0.2)
     with (
         pytest.warns(RuntimeWarning, match=rf"all packets are in {path}, but not on disk") as told,
         pytest.raises(KeyboardInterrupt),
@@ -156,6 +162,9 @@ def test_ctrl_c_while_the_disk_syncs_loses_nothing(end, busy, path, synced, monk
         captured(path, end)
     assert len(told) == 1
     assert synced == []
+    until = time.monotonic() + 60
+    while busy and still_written(path) and time.monotonic() < until:
+        time.sleep(0.05)  # a writer that nobody waits for ends its index in its own time
     assert steps_in(path, SIZE) == TOKENS
     with ActivationReader(path, warn=False) as reader:
         assert reader.token_metadata["total_tokens"] == TOKENS
@@ -193,7 +202,7 @@ def test_a_capture_warns_once_of_a_disk_that_is_slow_to_sync(path, monkeypatch):
         return checkpoint(session, timeout)
 
     monkeypatch.setattr(Session, "checkpoint", slow)
-    monkeypatch.setattr(recorder, "_SILENCE_SECONDS", 0)
+    monkeypatch.setattr(ending, "_SILENCE_SECONDS", 0)
     text = r"all packets are in .*, but its disk did not confirm that for 0 s; Ctrl-C ends the wait"
     with pytest.warns(RuntimeWarning, match=text) as told:
         captured(path)

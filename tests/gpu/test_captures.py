@@ -21,6 +21,7 @@ from llm_instrumentation import (
 )
 from llm_instrumentation._native import capture_id_of
 from llm_instrumentation.core.files.calls_file import read_calls
+from llm_instrumentation.core.recording.plan import CapturePlan
 from llm_instrumentation.core.recording.recorder import Recorder
 from llm_instrumentation.core.tensors.narrowing import NARROW_BYTES
 from llm_instrumentation.core.tensors.sink import When
@@ -131,7 +132,7 @@ def test_the_packets_are_those_of_the_library(device, path, monkeypatch):
     returned(path, config, [tensor.to(device) for tensor in tensors])
     monkeypatch.undo()
     plain = path.with_name("plain.stream")
-    recorder = Recorder(plain, config, [nn.Identity()])
+    recorder = Recorder(CapturePlan(os.fspath(plain), config, (nn.Identity(),)))
     layer = recorder._session.layer("0")
     for step, tensor in enumerate(tensors):
         recorder._sink.put(layer, tensor, When(step, -1, 0, 0))

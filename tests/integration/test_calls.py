@@ -23,7 +23,7 @@ from llm_instrumentation import (
     annotate,
 )
 from llm_instrumentation._native import Session, capture_id_of
-from llm_instrumentation.core.calls.calls import encoders_of
+from llm_instrumentation.core.calls.encoders import encoders_of
 from llm_instrumentation.core.calls.sequences import Sequences
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.core.files.calls_file import calls_path_for, read_calls

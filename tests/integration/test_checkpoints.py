@@ -617,7 +617,7 @@ def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint, monke
 
 KILLED = """
 import os, signal
-from llm_instrumentation.core import _earlier
+from llm_instrumentation.core.files import earlier
 remove = earlier.remove_durably
 earlier.remove_durably = lambda path: (
     os.kill(os.getpid(), signal.SIGKILL) if path.name.endswith({name!r}) else remove(path)

@@ -191,7 +191,7 @@ def test_no_place_has_two_accepted_rows_whatever_is_cropped(path, seed):
 
 def test_a_segment_takes_back_tokens_of_the_one_before(tmp_path):
     model, folder = language_model(), f"{tmp_path}/run/"
-    config = LOSSLESS.with_segments(gb=0.001)
+    config = InstrumentationConfig.max().with_float32().with_segments(gb=0.001)
     with torch.no_grad(), capture_activations(model, folder, config=config):
         text = Text(model, rows=8)
         text.give(*([5] * 200))

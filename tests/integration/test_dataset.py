@@ -347,7 +347,7 @@ def test_rows_that_were_not_saved_are_dealt_again(captures, tmp_path, monkeypatc
 
     def lost(self: Any) -> None:
         flush(self)
-        saved.append((data.shuffled.path.read_bytes(), data.shuffled._dealt))
+        saved.append((data._shuffled.path.read_bytes(), data._shuffled._dealt))
         if len(saved) == 2:
             raise KeyboardInterrupt
 
@@ -356,7 +356,7 @@ def test_rows_that_were_not_saved_are_dealt_again(captures, tmp_path, monkeypatc
         data.prepare()
     before, after = (np.frombuffer(content, np.uint8).copy() for content, _ in saved)
     before[before != after] = 0xA5
-    data.shuffled.path.write_bytes(before)
+    data._shuffled.path.write_bytes(before)
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
 
 

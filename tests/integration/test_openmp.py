@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from llm_instrumentation import capture_activations
-from llm_instrumentation.core.recording import recorder
+from llm_instrumentation.core.recording import opened
 from llm_instrumentation.core.recording.openmp import gomp_parallel
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -49,7 +49,7 @@ def test_a_large_tensor_is_shared_out_and_a_small_one_is_not(
             helper.join()
 
     monkeypatch.setattr(
-        recorder, "gomp_parallel", lambda: ctypes.cast(parallel, ctypes.c_void_p).value
+        opened, "gomp_parallel", lambda: ctypes.cast(parallel, ctypes.c_void_p).value
     )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4096), torch.nn.Linear(4096, 8))
@@ -62,7 +62,7 @@ def test_a_large_tensor_is_shared_out_and_a_small_one_is_not(
 def test_if_pytorch_has_no_openmp_the_hook_copies_alone(
     monkeypatch, path, watching, assert_captured
 ):
-    monkeypatch.setattr(recorder, "gomp_parallel", lambda: 0)
+    monkeypatch.setattr(opened, "gomp_parallel", lambda: 0)
     model = torch.nn.Linear(8, 40960)
     with torch.no_grad(), watching(model) as seen, capture_activations(model, path):
         model(torch.randn(100, 8))

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.parse
 from collections import Counter
@@ -568,7 +569,10 @@ def status_of(app: Any, scope: dict[str, Any]) -> int:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, None, send))
+    # The thread of the tests may have the event loop of a browser.
+    thread = threading.Thread(target=lambda: asyncio.run(app(scope, None, send)))
+    thread.start()
+    thread.join()
     return int(sent[0]["status"])
 
 

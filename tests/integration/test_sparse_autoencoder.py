@@ -701,9 +701,10 @@ def planted() -> tuple[Tensor, Tensor]:
 
 
 CODECS = {
-    "none": LOSSLESS.with_compression("none"),
-    "lz4": LOSSLESS.with_compression("lz4"),
-    "zstd": LOSSLESS.with_compression("zstd"),
+    **{
+        codec: InstrumentationConfig.max().with_float32().with_compression(codec)
+        for codec in ("none", "lz4", "zstd")
+    },
     "archive": InstrumentationConfig.balanced().with_archive(),
 }
 LEARNING: dict[str, Any] = {"lr_decay_steps": 260}

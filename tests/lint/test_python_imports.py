@@ -54,7 +54,7 @@ EXTRAS = {
     "storage": {"google_crc32c", "obstore"},
 }
 # The parts of core that hook models. Reading a capture must not import them.
-HOOKS = {"core.framework", "core.hooks", "core.recording"}
+HOOKS = {"core.framework", "core.hooking", "core.hooks", "core.recording"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
     *("analysis._model_head", "analysis.dataset", "analysis.sae", "analysis.similarity"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import made_up_cuda
@@ -14,6 +16,7 @@ from llm_instrumentation import (
     InstrumentationConfig,
     capture_activations,
 )
+from llm_instrumentation.core.recording.plan import CapturePlan
 from llm_instrumentation.core.recording.recorder import Recorder
 from llm_instrumentation.core.sampling import sample_tensor
 from llm_instrumentation.core.tensors import narrowing
@@ -26,6 +29,10 @@ from llm_instrumentation.memory import cuda_manager
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
 LARGE = narrowing.NARROW_BYTES // 4  # number of float32 values from which the device narrows
+
+
+def recording(path: Path, config: InstrumentationConfig) -> Recorder:
+    return Recorder(CapturePlan(os.fspath(path), config, (torch.nn.Identity(),)))
 
 
 def quiet():
@@ -152,7 +159,7 @@ def test_what_leaves_the_device(cuda, tmp_path):
     large = torch.zeros(LARGE // 1024, 1024)
     beyond = large.clone()
     beyond[5, 7] = -1e5
-    recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
+    recorder = recording(tmp_path / "a.stream", quiet())
     layer = recorder._session.layer("0")
     for step, tensor in enumerate((large, beyond, large.bfloat16(), large[:3], torch.arange(7))):
         recorder._sink.put(layer, tensor, When(step, -1, 0, 0))
@@ -163,7 +170,7 @@ def test_what_leaves_the_device(cuda, tmp_path):
 
 
 def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
-    recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
+    recorder = recording(tmp_path / "a.stream", quiet())
     layer = recorder._session.layer("0")
     recorder.finish()
     with pytest.raises(InvalidStateError):  # the hook takes this error for the end of the capture
@@ -173,7 +180,7 @@ def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
 
 def narrowed_capture(path, config, tensor):
     """Captures one tensor on the fake device, and returns the counters."""
-    recorder = Recorder(path, config, [torch.nn.Identity()])
+    recorder = recording(path, config)
     recorder._sink.put(recorder._session.layer("0"), tensor, When(0, -1, 0, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ignore warnings of lost small values
@@ -213,7 +220,7 @@ def test_float16_beyond_the_error_bound_is_followed_by_float32(cuda, tmp_path, a
 def test_samples_are_not_narrowed(cuda, tmp_path):
     config = quiet().with_sampling(1.0)
     path = tmp_path / "a.stream"
-    recorder = Recorder(path, config, [torch.nn.Identity()])
+    recorder = recording(path, config)
     recorder._sink.put(recorder._session.layer("0"), torch.ones(LARGE), When(0, -1, 0, 0))
     recorder.finish()
     assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
@@ -226,7 +233,7 @@ def test_components_are_copied_with_their_transform(cuda, tmp_path):
     """A component of a nested tensor is not narrowed; its packet has transform and parameters."""
     path, x = tmp_path / "a.stream", torch.ones(LARGE)
     nested = torch.nested.nested_tensor([x, x[:1]])
-    recorder = Recorder(path, quiet(), [torch.nn.Identity()])
+    recorder = recording(path, quiet())
     layer = recorder._session.layer("0", ".values")
     with pytest.raises(NotDenseError, match="nested"):
         recorder._sink.put(layer, nested, When(0, -1, 0, 0))
@@ -250,7 +257,7 @@ def test_a_stream_that_records_a_graph_is_refused_by_name(cuda, tmp_path):
     cuda.capturing = True
     with pytest.raises(UnsupportedError, match="replays of the graph run no hooks"):
         check_runs_now()
-    recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
+    recorder = recording(tmp_path / "a.stream", quiet())
     with pytest.raises(UnsupportedError, match="CUDA graph"):
         recorder._sink.put(recorder._session.layer("0"), torch.ones(3), When(0, -1, 0, 0))
     recorder.abort(SystemExit())

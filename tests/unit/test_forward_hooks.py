@@ -493,13 +493,14 @@ def test_a_hook_called_with_wrong_arguments_raises_type_error(tmp_path):
 
 
 def test_errors_of_libstrap_in_the_hook_are_raised_as_strap_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: self._exit.close())
+    monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: None)
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture().with_strict())
     framework.instrument_model(model)
     with framework.capture_activations(tmp_path / "a.stream"):
+        attached = framework._recorders[-1]._attached
         model([X])
-    with pytest.raises(StrapError, match="no open session"):
+    with attached, pytest.raises(StrapError, match="no open session"):
         model([X])
 
 

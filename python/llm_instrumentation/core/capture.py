@@ -13,8 +13,8 @@ from .._atomic import typed_errors
 from .._warn import warn
 from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
+from .recording.plan import model_label
 from .recording.ranks import RANK, path_of_rank, this_rank
-from .recording.recorder import model_label
 from .scope import Scope
 
 __all__ = ["capture_activations"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from torch import nn
@@ -14,17 +14,17 @@ from .._native import Reader
 from .._warn import warn
 from ..errors import NotFoundError
 from ..probes.capture import CaptureProbes
-from .checkpoint import CheckpointFile, checkpoint_path_for
 from .config import InstrumentationConfig
-from .files.earlier import EarlierFiles
 from .files.run_folder import ShardFolder, is_run_folder
 from .labels import annotate
+from .recording.plan import CapturePlan
 from .recording.ranks import path_of_rank
 from .recording.recorder import Recorder
-from .recording.run_member import stream_of
+from .recording.run_member import StreamPlace, stream_of
+from .recording.tracking import TokenSettings, ended, start_of
 from .scope import Scope, scoped
 from .stats import CaptureStats
-from .token_files import check_token_places, finished_state, load_token_metadata
+from .token_files import load_token_metadata
 from .tokens import TokenTracker
 
 __all__ = ["InstrumentationFramework", "analyze_activations_with_tokens"]
@@ -142,127 +142,62 @@ class InstrumentationFramework:
             NotFoundError: at the end, if the stream was renamed or removed during the capture.
             StrapError: the stream cannot be opened; or, at the end, the capture failed.
         """
-        if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
-            raise ValueError(
-                f"checkpoint_interval_tokens must be positive, not {checkpoint_interval_tokens}"
-            )
-        checkpoint_path = checkpoint_path or None
-        if not track_per_token and (
-            checkpoint_interval_tokens is not None
-            or checkpoint_path is not None
-            or resume_from_checkpoint
-        ):
-            raise ValueError("checkpoints and resuming need track_per_token=True")
-        if checkpoint_path is not None:
-            checkpoint_path = path_of_rank(checkpoint_path)
+        settings = TokenSettings(
+            track_per_token,
+            checkpoint_interval_tokens,
+            path_of_rank(checkpoint_path) if checkpoint_path else None,
+            resume_from_checkpoint,
+        )
         if not self._models:
             warn(
                 f"no model is instrumented: the capture to {os.fspath(output_path)} will have no "
                 "activations. Call instrument_model first"
             )
         place = stream_of(
-            output_path,
-            self.config,
-            self._models,
-            overwrite=overwrite,
-            resume=resume_from_checkpoint,
-        )
+            output_path, self.config, self._models,
+            overwrite=overwrite, resume=resume_from_checkpoint,
+        )  # fmt: skip
         with scoped(scope) as mine, place as stream:
-            path, beside = stream.path, stream.beside
-            earlier = None if resume_from_checkpoint else EarlierFiles(beside, checkpoint_path)
-            tracker, state, had_ended = None, None, False
-            if track_per_token:
-                check_token_places(beside)
-                file = CheckpointFile(checkpoint_path or checkpoint_path_for(beside))
-                free = True
-                if earlier is None:
-                    state = file.load()
-                    if state is not None:
-                        file.check(state, path)
-                    elif os.path.exists(path):
-                        state, had_ended = finished_state(path), True
-                elif earlier.taken is not None:
-                    if checkpoint_interval_tokens is not None or checkpoint_path is not None:
-                        raise earlier.taken
-                    free = False  # leave that file as it is
-                    warn(f"this capture can have no checkpoints: {earlier.taken}")
-                tracker = TokenTracker(
-                    file if free else None,
-                    checkpoint_interval_tokens,
-                    resume_from=state,
-                    strict=self.config.strict,
-                )
-            resume_offset, capture_id = None, None
-            # A checkpoint of 1.3.1 goes on without its stream, with the tokens alone.
-            if state is not None and (state.stream_offset or os.path.exists(path)):
-                resume_offset = -1 if state.stream_offset is None else state.stream_offset
-                capture_id = state.capture_id
-            recorder = Recorder(
-                path,
+            start = start_of(settings, stream.path, stream.beside, strict=self.config.strict)
+            plan = CapturePlan(
+                stream.path,
                 self.config,
-                self._models,
-                tracker=tracker,
-                resume_offset=resume_offset,
-                capture_id=capture_id,
-                replaces=[] if earlier is None else earlier.paths,
+                tuple(self._models),
+                tracker=start.tracker,
+                resume_offset=start.resume_offset,
+                capture_id=start.capture_id,
+                overwrite=overwrite and start.resume_offset is None,
+                replaces=start.replaces,
                 probes=functools.partial(
-                    CaptureProbes, beside, self.config.probes, self.config.probe_interval_s
+                    CaptureProbes, stream.beside, self.config.probes, self.config.probe_interval_s
                 ),
                 mine=mine,
-                overwrite=overwrite and resume_offset is None,
             )
-            if tracker is not None:
-                tracker.on_checkpoint = recorder.checkpoint
-                tracker.capture_id = recorder.capture_id
+            with self._recorded(plan, stream, settings):
+                if start.tracker is not None and start.had_ended and settings.interval is not None:
+                    # Until the first interval a crash cuts back to this checkpoint.
+                    start.tracker.checkpoint()
+                yield start.tracker
 
-            def keep(tracker: TokenTracker) -> None:
-                tracker.save(beside, keep_checkpoint=True, durable=not recorder.interrupted)
-
-            self._recorders.append(recorder)
-            self._latest = recorder
-            try:
+    @contextlib.contextmanager
+    def _recorded(
+        self, plan: CapturePlan, stream: StreamPlace, settings: TokenSettings
+    ) -> Iterator[None]:
+        """Captures in the block."""
+        recorder = Recorder(plan)
+        if plan.tracker is not None:
+            plan.tracker.on_checkpoint = recorder.checkpoint
+            plan.tracker.capture_id = recorder.capture_id
+        self._recorders.append(recorder)
+        self._latest = recorder
+        try:
+            with ended(recorder, stream.beside, settings):
                 stream.opened(recorder)
                 if stream.rank is not None:
                     recorder.begin_segments(stream.rank)
-                if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
-                    # Until the first interval a crash cuts back to this checkpoint.
-                    tracker.checkpoint()
-                yield tracker
-            except BaseException as error:
-                try:
-                    if checkpoint_interval_tokens is not None and isinstance(error, Exception):
-                        self._keep_tokens(recorder, lambda tracker: tracker.checkpoint())
-                finally:
-                    try:
-                        recorder.abort(error)
-                    finally:
-                        self._keep_tokens(recorder, keep)
-                raise
-            else:
-                try:
-                    recorder.finish()
-                    if tracker is not None:
-                        tracker.save(beside)
-                except BaseException as error:
-                    recorder.interrupted |= isinstance(error, KeyboardInterrupt)
-                    self._keep_tokens(recorder, keep)
-                    raise
-            finally:
-                self._recorders.remove(recorder)
-
-    @staticmethod
-    def _keep_tokens(recorder: Recorder, save: Callable[[TokenTracker], object]) -> None:
-        """Saves the tokens of a capture that ends with an exception.
-
-        It does nothing if the capture gave up a disk that does not answer, because a write to that
-        disk cannot be interrupted.
-        """
-        if recorder.tracker is None or recorder.gave_up:
-            return
-        try:
-            save(recorder.tracker)
-        except Exception as error:
-            warn(f"the tokens of {recorder.path} could not be saved: {error}")
+                yield
+        finally:
+            self._recorders.remove(recorder)
 
     #: Labels what the models are given; see :class:`.labels.annotate`.
     annotate = annotate

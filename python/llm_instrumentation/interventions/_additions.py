@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..core.calls.own_hook import OwnHook
 from ..core.outputs import walk_output
-from ..core.recording.own_hook import OwnHook
 from ..core.selection import has_forward, original_name
 from ..errors import UnsupportedError
 

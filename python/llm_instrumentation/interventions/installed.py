@@ -12,9 +12,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
 from ..core.calls.arguments import Given
+from ..core.calls.own_hook import OwnHook
+from ..core.hooking.eager import run_eagerly
 from ..core.outputs import replace_tensor
-from ..core.recording.eager import run_eagerly
-from ..core.recording.own_hook import OwnHook
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._additions import Additions, Together

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
-from ..core.tensors.sink import INPUT
+from ..core.tensors.capture_state import INPUT
 from ..errors import InvalidArgumentError
 from .heads import HeadInput
 

@@ -33,7 +33,6 @@ from ..files.calls_file import (
 from ..labels import Labels, current_labels, sorted_batch
 from ..packed import Packing, current_packing
 from ..scope import current_request
-from ..selection import original_name
 from ..tensors.enqueue import PLAIN, check_dense, check_runs_now, shape_and_address
 from .arguments import Given, Text, given_to
 from .caches import caches_of_call, caches_of_output
@@ -41,7 +40,7 @@ from .generation import Ended, generates
 from .masks import Mask, kept, undecided
 from .sequences import Begins, Call, Sequences
 
-__all__ = ["CallLog", "check_place", "encoder_of", "encoders_of"]
+__all__ = ["CallLog", "check_place"]
 
 # Rows are written at most so long after their call, as those of the index.
 _LAG_SECONDS = 1.0
@@ -202,33 +201,6 @@ def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
         raise InvalidArgumentError(
             f"{path} is no calls file of a capture: give the stream another name, or move it away"
         )
-
-
-def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The encoder of an encoder-decoder model of transformers, or None."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return None
-    encoder = getattr(model, "get_encoder", lambda: None)()
-    return encoder if isinstance(encoder, nn.Module) and encoder is not model else None
-
-
-def encoders_of(label: str, model: nn.Module) -> dict[str, dict[str, list[str]]]:
-    """The names of a model's encoder, for the calls file."""
-    model = getattr(model, "_orig_mod", model)
-    if (encoder := encoder_of(model)) is None:
-        return {}
-    names: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(original_name(name))
-    own = {id(module) for module in encoder.modules()}
-    within = tuple(f"{name}." for name in names[id(encoder)])
-    shared = [
-        name
-        for module in own
-        for name in names[module]
-        if module != id(encoder) and any(not one.startswith(within) for one in names[module])
-    ]
-    return {label: {"modules": names[id(encoder)], "shared": sorted(shared)}}
 
 
 class CallLog:

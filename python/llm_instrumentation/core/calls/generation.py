@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .steps import Running
+from .running import Running
 
 __all__ = ["Ended", "generates", "mask_of_generation"]
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
 import threading
-import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..._native import ForwardHooks
+from .entries import Entries
+from .model_code import ModelCode
+from .running import Running
+from .step_numbers import StepNumbers
 
-__all__ = ["Place", "Running", "Steps"]
+__all__ = ["Place", "StepObserver", "Steps"]
 
 # The code of the frame that every call of a module has. Other frames of its file surround it.
 _CALL = nn.Module._call_impl.__code__
-# Generators and coroutines: other code may call the model while these are suspended.
-_RESTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Returns the number of this thread's backward pass, -1 outside of any.
 _backward_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -41,7 +41,7 @@ class Place:
         mine: the capture's scope includes the running code.
         again: a backward pass recomputes outputs, outside of any step.
         skipped: the step is left out.
-        given: what `given` of the steps returned for the running outermost call.
+        given: what the observer's `begins` returned for the running outermost call.
     """
 
     __slots__ = (
@@ -67,48 +67,6 @@ class Place:
         self.mine = True
         self.again = self.skipped = False
         self.given: Any = None
-
-
-class _Mark:
-    """Marks a frame as its local trace function. A tracer may call it; it does nothing."""
-
-    __slots__ = ("__weakref__",)
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> _Mark:
-        return self
-
-
-class Running:
-    """Recognises a call of a function while it runs.
-
-    To keep the frame would keep alive everything that the function and its callers hold. So the
-    frame holds a mark and this object a weak reference to it. When the mark is gone, the frame has
-    ended, and its address may belong to another frame.
-    """
-
-    __slots__ = ("_address", "_mark")
-
-    def __init__(self, frame: FrameType) -> None:
-        mark = frame.f_trace
-        if not isinstance(mark, _Mark):
-            mark = _Mark()
-            if frame.f_trace is None:  # otherwise a debugger's: the mark then ends at once
-                frame.f_trace = mark
-        self._address, self._mark = id(frame), weakref.ref(mark)
-
-    def then(self, ended: Callable[[], object]) -> None:
-        """Calls a function when this call has ended."""
-        mark = self._mark()
-        if mark is not None:
-            weakref.finalize(mark, ended).atexit = False
-
-    def is_in(self, frame: FrameType | None) -> bool:
-        """Whether `frame` belongs to this call, or to a call that this call made."""
-        if self._mark() is None:
-            return False
-        while frame is not None and id(frame) != self._address:
-            frame = frame.f_back
-        return frame is not None
 
 
 def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -157,6 +115,40 @@ def _handles_exception(frame: FrameType) -> bool:
     return traceback is not None and traceback.tb_frame is frame
 
 
+class StepObserver(Protocol):
+    """Is told of the outermost calls of a capture."""
+
+    def token(self) -> int:
+        """The number of tokens so far; -1: tokens are not tracked."""
+
+    def request(self) -> int:
+        """The number of the request that the caller serves; 0: none."""
+
+    def begins(
+        self, module: nn.Module, args: Any, kwargs: Any, step: int | None, late: bool
+    ) -> Any:
+        """An outermost call that belongs to the capture begins.
+
+        Args:
+            module: the called module.
+            args: the arguments of the call.
+            kwargs: the keyword arguments of the call.
+            step: the number of the step; None: it is left out.
+            late: the call began earlier.
+
+        Returns:
+            an object for :meth:`ends`; None: :meth:`ends` need not be called.
+        """
+
+    def ends(self, given: Any, output: Any) -> None:
+        """An outermost call has ended.
+
+        Args:
+            given: the object that :meth:`begins` returned.
+            output: the result of the call; None: it is unknown.
+        """
+
+
 class Steps:
     """The steps of one capture.
 
@@ -172,61 +164,41 @@ class Steps:
     Args:
         models: the models whose modules are hooked.
         modules: the number of captured modules.
+        observer: is told of each outermost call.
         first: the number of the first step.
         every: steps whose number is a multiple of this are captured, others are skipped.
-        token: returns the number of tokens so far.
-        request: returns the number of the request that the caller serves.
         mine: reports whether a call that begins now belongs to the capture; None: all do.
-        watch: adds a module to those that :meth:`enter` and :meth:`leave` are called for.
-        given: receives each outermost call that belongs to the capture: the module, its arguments,
-            the number of the step, or None if it is left out, and whether the call began earlier.
-        returned: receives what `given` returned and the call's result, when the call has ended.
 
     Attributes:
-        count: steps begun so far, including those before `first`.
-        skipped: steps left out so far.
-        paused: leave out the steps that begin while it is True.
+        entries: the modules through which calls enter the models. Their hooks call :meth:`enter`
+            and :meth:`leave`.
+        numbers: the numbers of the steps.
         seen_to_end: a captured step has ended without an exception.
         in_c: the hooks in C; they receive each step. Set it before the first step.
     """
 
     def __init__(
         self,
-        models: Iterable[nn.Module],
+        models: Sequence[nn.Module],
         modules: int,
+        observer: StepObserver,
         *,
-        first: int,
-        every: int,
-        token: Callable[[], int],
-        request: Callable[[], int],
-        mine: Callable[[], bool] | None,
-        watch: Callable[[nn.Module], None],
-        given: Callable[[nn.Module, Any, Any, int | None, bool], Any],
-        returned: Callable[[Any, Any], None],
+        first: int = 0,
+        every: int = 1,
+        mine: Callable[[], bool] | None = None,
     ) -> None:
-        self.count = first
-        self.skipped = 0
-        self.paused = False
-        self._blocks = 0  # open blocks of `left_out`
-        self._skips = False  # whether the step that began last is left out
+        self.entries = Entries(models, self.enter, self.leave)
+        self.numbers = StepNumbers(first, every)
         self.seen_to_end = False
         self.in_c: ForwardHooks | None = None
-        self._roots = {id(model) for model in models}
-        self._members = {id(module) for model in models for module in model.modules()}
-        self._kinds = {type(module) for model in models for module in model.modules()}
+        self._known = ModelCode(models)
         self._modules = modules
-        self._every = every
-        self._token = token
-        self._request = request
+        self._observer = observer
         self._mine = mine
-        self._watch = watch
-        self._given = given
-        self._returned = returned
         self._places = _Places(modules)
         # Frames between a module's call and the outermost call, by the module's id. Replicas have
         # hooks too and may be many, so the dict is bounded.
         self._heights: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def here(self) -> Place:
         """This thread's place, for an output that a module returns now."""
@@ -256,7 +228,7 @@ class Steps:
                 pass
             height = _height(place.frames[0])
             if height is not None:
-                if len(self._heights) > 2 * len(self._members):
+                if len(self._heights) > 2 * len(self._known.members):
                     self._heights.clear()
                 self._heights[id(module)] = height
                 return
@@ -288,32 +260,9 @@ class Steps:
             self.seen_to_end |= place.mine and not _handles_exception(caller)
             if place.given is not None:
                 given, place.given = place.given, None
-                self._returned(given, output)
+                self._observer.ends(given, output)
             if self.in_c is not None:
                 self.in_c.leave()
-
-    @property
-    def _pauses(self) -> bool:
-        return self.paused or self._blocks > 0
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether to leave out tensors without a step: in a pause, and after a skipped step.
-
-        Recomputed outputs and gradients of leaves do not tell their step. Most come soon after it.
-        """
-        return self._pauses or self._skips
-
-    @contextlib.contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Leaves out the steps that begin in the block. Blocks may overlap."""
-        with self._lock:
-            self._blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._blocks -= 1
 
     def forget(self) -> None:
         """Drops the state that interrupted calls have left. Call it when the capture has ended."""
@@ -330,14 +279,9 @@ class Steps:
                 self.in_c.leave()  # ends a step that an interrupted call may have left open
             return
         if not self._goes_on(place, module, frame):
-            with self._lock:
-                place.step = self.count
-                self.count += 1
-                place.skipped = self._pauses or place.step % self._every != 0
-                self.skipped += place.skipped
-                self._skips = place.skipped
-            place.token = self._token()
-            place.request = self._request()
+            place.step, place.skipped = self.numbers.next()
+            place.token = self._observer.token()
+            place.request = self._observer.request()
             place.calls[:] = place.never
             place.entered.clear()
         if place.skipped:
@@ -354,9 +298,9 @@ class Steps:
         """The outermost ``forward`` of a module of the models that runs, with its frame."""
         found = None
         while frame is not None:
-            if id(frame.f_code) in self._forwards:
+            if id(frame.f_code) in self._known.forwards:
                 module = frame.f_locals.get(frame.f_code.co_varnames[0])
-                if isinstance(module, nn.Module) and id(module) in self._members:
+                if isinstance(module, nn.Module) and id(module) in self._known.members:
                     found = module, frame
             frame = frame.f_back
         return found
@@ -367,7 +311,7 @@ class Steps:
         """Begins the step of a module whose ``forward`` runs, and was called as a method."""
 
         def ended(given: Any) -> None:
-            self._returned(given, None)
+            self._observer.ends(given, None)
 
         place.late = Running(frame)
         self._begin(place, module, frame.f_back)
@@ -383,7 +327,7 @@ class Steps:
         place.given = None  # perhaps that of an interrupted call
         if place.step >= 0:
             step = None if place.skipped else place.step
-            place.given = self._given(module, args, kwargs, step, late)
+            place.given = self._observer.begins(module, args, kwargs, step, late)
 
     @staticmethod
     def _outside(place: Place) -> None:
@@ -394,42 +338,23 @@ class Steps:
         """Whether this call continues a step: the same method made the last outermost call."""
         while frame is not None and frame.f_code.co_filename == _CALL.co_filename:
             frame = frame.f_back
-        if frame is None or id(module) in self._roots or frame.f_code not in self._methods:
+        if (
+            frame is None
+            or id(module) in self._known.roots
+            or frame.f_code not in self._known.methods
+        ):
             place.method = None
             return False
         if (
             place.method is not None
             and place.method.is_in(frame)
             and id(module) not in place.called
-            and place.request == self._request()
+            and place.request == self._observer.request()
         ):
             place.called.add(id(module))
             return True
         place.method, place.called = Running(frame), {id(module)}
         return False
-
-    @functools.cached_property
-    def _forwards(self) -> dict[int, CodeType]:
-        """The code objects of the ``forward`` of all modules by their ids: to hash one is slow."""
-        found = {}
-        for kind in self._kinds:
-            for base in kind.__mro__:
-                forward = inspect.unwrap(vars(base).get("forward", None))
-                code = getattr(forward, "__code__", None)
-                if isinstance(code, CodeType) and code.co_argcount:
-                    found[id(code)] = code
-        return found
-
-    @functools.cached_property
-    def _methods(self) -> set[CodeType]:
-        """The code objects of all modules' methods, except generators and coroutines."""
-        found = set()
-        for kind in {base for own in self._kinds for base in own.__mro__} - {nn.Module, object}:
-            for value in vars(kind).values():
-                code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
-                if isinstance(code, CodeType) and not code.co_flags & _RESTS:
-                    found.add(code)
-        return found
 
     def _find(self, place: Place) -> None:
         """Begins the step of the running call, if it entered the model at an unwatched module."""
@@ -439,15 +364,15 @@ class Steps:
         place.mine = self._mine is None or self._mine()
         place.again = _backward_pass() != -1
         if place.again:
-            place.mine = place.mine and not self.leaves_out
+            place.mine = place.mine and not self.numbers.leaves_out
             self._outside(place)
             return
         frame: FrameType | None = sys._getframe(1)
         outermost, entered = None, None
         while frame is not None:
-            if frame.f_code is _CALL or id(frame.f_code) in self._forwards:
+            if frame.f_code is _CALL or id(frame.f_code) in self._known.forwards:
                 module = frame.f_locals.get(frame.f_code.co_varnames[0])
-                if id(module) in self._members:
+                if id(module) in self._known.members:
                     outermost, entered = frame, module
             frame = frame.f_back
         if outermost is None or entered is None:  # the user called the hook directly
@@ -456,7 +381,7 @@ class Steps:
         if outermost.f_code is not _CALL:
             self._enter_directly(place, entered, outermost, late=True)
             return
-        self._watch(entered)
+        self.entries.watch(entered)
         place.late = Running(outermost)
         self._begin(place, entered, outermost)
         found = outermost.f_locals

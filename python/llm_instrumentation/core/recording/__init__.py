@@ -1,1 +1,1 @@
-"""A running capture: the hooks on the models, and what they do until the capture ends."""
+"""A running capture in parts: its plan, session, calls, counters, segments and end."""

@@ -38,8 +38,8 @@ from ...errors import (
 from ..config import InstrumentationConfig, LayerPattern
 from ..files.run_folder import ShardFolder, is_run_folder
 from ..files.run_records import SHARD, Clock, RankFile, Shard, joined_run
+from .plan import model_label
 from .ranks import RANK, path_of_rank, this_rank
-from .recorder import model_label
 from .segments import Rank
 
 __all__ = ["MANIFEST_WAIT_S", "StreamPlace", "stream_of"]
@@ -58,8 +58,11 @@ _runs: dict[str, int] = {}  # captures of this process to each run folder
 class Recording(Protocol):
     """What a place needs to know of the running capture."""
 
-    capture_id: str
-    gave_up: bool
+    @property
+    def capture_id(self) -> str: ...
+
+    @property
+    def gave_up(self) -> bool: ...
 
 
 class StreamPlace(Protocol):

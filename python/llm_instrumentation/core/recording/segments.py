@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from ..config import InstrumentationConfig
 from ..files.run_records import Shard
-from ..stats import CaptureStats
+from ..tensors.capture_state import CaptureState
+from .counters import Counters
+from .streams import Streams
 
 __all__ = ["Segments"]
 
@@ -46,29 +47,24 @@ class Segments:
     Args:
         config: says how long segments are, and which are kept.
         rank: the files of this process.
-        stats: the counters of the capture; None: it is closed.
-        roll: begins a segment at a path, and returns its id.
-        sealed: waits a moment until the segment before is durable and closed, and returns whether
-            it is.
-        failed: receives an error; no more segments are begun then.
+        counters: the counters of the capture.
+        streams: begins the next stream.
+        state: receives an error; no more segments are begun then.
     """
 
     def __init__(
         self,
         config: InstrumentationConfig,
         rank: Rank,
-        *,
-        stats: Callable[[], CaptureStats | None],
-        roll: Callable[[str], str],
-        sealed: Callable[[], bool],
-        failed: Callable[[BaseException], None],
+        counters: Counters,
+        streams: Streams,
+        state: CaptureState,
     ) -> None:
         self._config = config
         self._rank = rank
-        self._stats = stats
-        self._roll = roll
-        self._sealed = sealed
-        self._failed = failed
+        self._counters = counters
+        self._streams = streams
+        self._state = state
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._ends: dict[str, float] = {}  # when each sealed segment ended, by path
@@ -90,9 +86,9 @@ class Segments:
                 return
             self.wanted = False
             try:
-                self._begun = self._roll(self._rank.next_path())
+                self._begun = self._streams.roll(self._rank.next_path())
             except Exception as error:  # the model goes on
-                self._failed(error)
+                self._state.fail(error)
                 self._stop.set()
             self._rolled.set()
 
@@ -119,11 +115,11 @@ class Segments:
                 self._note()
             self._note()  # a segment that began just before the end
         except Exception as error:
-            self._failed(error)
+            self._state.fail(error)
 
     def _full(self) -> bool:
         """Whether the segment is long enough."""
-        config, stats = self._config, self._stats()
+        config, stats = self._config, self._counters.poll()
         if stats is None or not stats.file_bytes:  # a segment without packets is no use
             return False
         if config.segment_s is not None and time.monotonic() - self._began >= config.segment_s:
@@ -142,7 +138,7 @@ class Segments:
         self._began = time.monotonic()
         self._rank.rolled(begun)
         while not self._stop.is_set():
-            if self._sealed():
+            if self._streams.sealed():
                 self._rank.sealed()
                 return
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._native import ForwardHooks, Session
+from ..._native import Session
 from ...errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ...memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..config import HookGranularity, InstrumentationConfig
@@ -18,6 +18,7 @@ from ..last_position import TRANSFORM as LAST_POSITION
 from ..last_position import last_position
 from ..last_position import parameters_json as last_position_json
 from ..sampling import TRANSFORM, parameters_json, sample_tensor
+from .capture_state import CaptureState
 from .components import components_of
 from .dtensors import TRANSFORM as DTENSOR
 from .dtensors import local_of
@@ -35,13 +36,8 @@ from .enqueue import (
 )
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 
-__all__ = ["GRADIENT", "INPUT", "RECOMPUTED", "ModuleTensors", "TensorSink", "When"]
+__all__ = ["ModuleTensors", "TensorSink", "When"]
 
-# Endings of a tensor's path. Recomputed: a backward pass computed the output of a checkpointed
-# module again.
-RECOMPUTED = "!recomputed"
-INPUT = "!input"
-GRADIENT = "!grad"
 # A path can be too long for a packet. The note about its tensor shows this many characters.
 _SHOWN_PATH = 200
 
@@ -67,16 +63,13 @@ class TensorSink:
 
     Args:
         session: the capture's session.
+        state: the capture's state. Set its `in_c` before the first :class:`ModuleTensors`.
         config: the capture's configuration.
         bound: largest error that float32 may have as float16; None: no bound.
-        refused: called for each tensor that cannot be captured, with the error, the session's
-            layer, step, token and call.
 
     Attributes:
-        running: set to False when the capture ends; hooks then do nothing.
-        in_c: the hooks in C, which take plain CPU tensors; None: Python takes them. Set it before
-            the first :class:`ModuleTensors`.
         session: the capture's session.
+        state: the capture's state.
         samples: the configuration keeps a sample of each tensor.
         keeps_parts: the configuration keeps samples or last positions.
     """
@@ -84,21 +77,18 @@ class TensorSink:
     def __init__(
         self,
         session: Session,
+        state: CaptureState,
         config: InstrumentationConfig,
         *,
         bound: float | None,
-        refused: Callable[[Exception, int, int, int, int], None],
     ) -> None:
         self.session = session
-        self.running = True
-        self.in_c: ForwardHooks | None = None
-        self.refused = refused
+        self.state = state
         self.samples = config.granularity is HookGranularity.SAMPLED_SLICES
         self.keeps_parts = self.samples or config.last_position
         self._keep_float32 = config.keep_float32
         self._sampling = config.sampling_rate, config.sampling_seed
         self._bound = bound
-        self._tensors: dict[int, tuple[str, str, str]] = {}  # by the session's layers
         self._cuda: CUDAMemoryManager | None = None
         self._lock = threading.Lock()
 
@@ -110,12 +100,8 @@ class TensorSink:
             OutOfMemoryError: there are too many names.
         """
         layer = self.session.layer(name, path, model)
-        self._tensors[layer] = model, name, path
+        self.state.name_layer(layer, model, name, path)
         return layer
-
-    def tensor_of(self, layer: int) -> tuple[str, str, str]:
-        """Model, module name and path that :meth:`layer` was called with."""
-        return self._tensors[layer]
 
     def put(
         self,
@@ -203,15 +189,11 @@ class TensorSink:
         if self._cuda is None:
             with self._lock:
                 self._cuda = self._cuda or CUDAMemoryManager()
-            if not self.running:  # the block has ended, perhaps before it could see this manager
+            if (
+                not self.state.running
+            ):  # the block has ended, perhaps before it could see this manager
                 self._cuda.close()
         return self._cuda
-
-    def stop(self) -> None:
-        """Stops all hooks: they do nothing from now on."""
-        self.running = False
-        if self.in_c is not None:
-            self.in_c.stop()
 
     def flush(self) -> None:
         """Waits until all copies from devices are in the session."""
@@ -250,7 +232,7 @@ class ModuleTensors:
         Args:
             found: paths and tensors.
             when: when the tensors were computed.
-            ending: appended to each path: :data:`INPUT` and its kin, "" for outputs.
+            ending: appended to each path: INPUT and its kin, see `capture_state`, "" for outputs.
         """
         sink = self._sink
         parts, samples = sink.keeps_parts, sink.samples
@@ -285,8 +267,8 @@ class ModuleTensors:
                 if isinstance(error, NotDenseError) and not samples:
                     self._take_components(path.removesuffix(ending), ending, tensor, layer, when)
                 else:
-                    sink.refused(error, layer, *when[:3])
-                if not sink.running:
+                    sink.state.refuse_tensor(error, layer, *when[:3])
+                if not sink.state.running:
                     return
 
     def _take_components(
@@ -297,7 +279,7 @@ class ModuleTensors:
         try:
             dense, transform, parameters = components_of(tensor)
         except UnsupportedError as error:
-            sink.refused(error, layer, *when[:3])
+            sink.state.refuse_tensor(error, layer, *when[:3])
             return
         for name, component in dense:
             at = path + name + ending
@@ -308,20 +290,20 @@ class ModuleTensors:
                     raise UnsupportedError(str(error)) from error
                 sink.put(its_layer, component, when, transform=transform, parameters=parameters)
             except Exception as error:
-                sink.refused(error, layer, *when[:3])
-                if not sink.running:
+                sink.state.refuse_tensor(error, layer, *when[:3])
+                if not sink.state.running:
                     return
 
     def refuse(self, error: Exception, when: When, ending: str = "") -> None:
         """Reports that nothing of an output, or of a call's inputs, can be captured."""
         layer, _ = self._known.get(ending) or self._at(ending)
-        self._sink.refused(error, layer, *when[:3])
+        self._sink.state.refuse_tensor(error, layer, *when[:3])
 
     def _at(self, path: str) -> tuple[int, PlainEnqueuer]:
-        sink = self._sink
+        sink, in_c = self._sink, self._sink.state.in_c
         layer = sink.layer(self._model, self._name, path)
         enqueue = plain_enqueuer(sink.session, layer)
-        self._known[path] = layer, enqueue if sink.in_c is None else sink.in_c.put(layer, enqueue)
+        self._known[path] = layer, enqueue if in_c is None else in_c.put(layer, enqueue)
         return self._known[path]
 
     def _noted_at(self, path: str) -> int:

@@ -11,11 +11,8 @@ from torch import nn
 
 from ...core.calls.arguments import Given, given_to, is_main_part
 from ...core.calls.caches import cached_tokens_of_call
-from ...core.calls.calls import encoder_of
 from ...core.calls.generation import Ended
 from ...core.calls.steps import Place, Steps
-from ...core.recording.own_hook import OwnHook
-from ...core.selection import has_forward
 from ...errors import UnsupportedError
 from .places import Places
 
@@ -35,7 +32,7 @@ class Attachable(Protocol):
 
 
 class Forwards:
-    """The forward calls of a model in a block. Steps are those of captures (`core.steps`).
+    """The forward calls of a model in a block. Steps are those of captures (`core.calls.steps`).
 
     It refers to nothing of its block, because its own parts refer to each other: they are freed
     when garbage is collected, and values that edits keep would wait for that.
@@ -56,28 +53,15 @@ class Forwards:
     ) -> None:
         self._model = model
         self._places = places
-        self._lock = threading.Lock()
         self._undo = ExitStack()
-        self._watched: set[nn.Module] = set()
         self._local = threading.local()
         self._ended = Ended()
-        self._steps = Steps(
-            [model],
-            counters,
-            first=0,
-            every=1,
-            token=lambda: -1,
-            request=lambda: 0,
-            mine=mine,
-            watch=self._watch,
-            given=self._keep,
-            returned=lambda given, output: None,
-        )
+        self._steps = Steps([model], counters, self, mine=mine)
 
     @property
     def count(self) -> int:
         """The number of forward calls so far."""
-        return self._steps.count
+        return self._steps.numbers.count
 
     @contextmanager
     def watched(self, inside: Iterable[Attachable]) -> Iterator[None]:
@@ -86,19 +70,14 @@ class Forwards:
         Args:
             inside: the hooks of the block; a step includes them.
         """
-        original: nn.Module = getattr(self._model, "_orig_mod", self._model)
-        entries = dict.fromkeys([self._model, original, *original.children()])
-        if (encoder := encoder_of(original)) is not None:
-            entries[encoder] = None
+        entries = self._steps.entries
         with self._undo:
             self._undo.callback(self._steps.forget)
-            known = [entry for entry in entries if has_forward(entry)]
-            for entry in known:
-                self._begins(entry)
+            self._undo.callback(entries.remove)
+            entries.hook_begins()
             for one in inside:
                 self._undo.callback(one.attach().remove)
-            for entry in known:
-                self._ends(entry)
+            entries.hook_ends()
             yield
 
     def here(self, name: str) -> tuple[Place, Given | None] | None:
@@ -121,26 +100,22 @@ class Forwards:
             )
         return place, getattr(self._local, "given", None)
 
-    def _keep(self, module: nn.Module, args: Any, kwargs: Any, step: Any, late: bool) -> None:
+    def token(self) -> int:
+        """Tokens are not tracked."""
+        return -1
+
+    def request(self) -> int:
+        """Calls serve no request."""
+        return 0
+
+    def begins(
+        self, module: nn.Module, args: Any, kwargs: Any, step: int | None, late: bool
+    ) -> None:
+        """Keeps what a call is given; see :class:`StepObserver`."""
         self._places.check()
         held = cached_tokens_of_call(args, kwargs) if not late else None
         main = is_main_part(module, [self._model])
         self._local.given = given_to(module, args, kwargs, held=held, main=main, ended=self._ended)
 
-    def _watch(self, module: nn.Module) -> None:
-        with self._lock:
-            if module not in self._watched:
-                self._begins(module)
-                self._ends(module)
-
-    def _begins(self, entry: nn.Module) -> None:
-        self._watched.add(entry)
-        handle = nn.Module.register_forward_pre_hook(
-            entry, OwnHook(self._steps.enter), prepend=True, with_kwargs=True
-        )
-        self._undo.callback(handle.remove)
-
-    def _ends(self, entry: nn.Module) -> None:
-        hook = OwnHook(self._steps.leave)
-        handle = nn.Module.register_forward_hook(entry, hook, always_call=True)
-        self._undo.callback(handle.remove)
+    def ends(self, given: Any, output: Any) -> None:
+        """Does nothing: `begins` returns None."""

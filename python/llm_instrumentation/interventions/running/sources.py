@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...analysis.reader import Activation, ActivationReader, ActivationView, UnknownActivationError
 from ...analysis.reading.elements import torch_dtype
-from ...core.tensors.sink import INPUT
+from ...core.tensors.capture_state import INPUT
 from ...errors import InvalidArgumentError
 from .spots import Spot
 

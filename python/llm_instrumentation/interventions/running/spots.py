@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ...core.calls.calls import encoder_of
+from ...core.calls.encoders import encoder_of
 from ...core.calls.model_layouts import layouts_of
 from ...core.outputs import split_name
 from ...core.selection import adapter_advice, has_forward, original_name
-from ...core.tensors.sink import INPUT
+from ...core.tensors.capture_state import INPUT
 from ...errors import InvalidArgumentError, UnsupportedError
 from .._additions import layers_of, scope_of
 from ..heads import attention_heads

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...._warn import warn
 from ....core.calls.arguments import new_tokens
 from ....core.calls.caches import cached_tokens, caches_of_call, caches_of_output, tensors_of
-from ....core.recording.eager import run_eagerly
+from ....core.hooking.eager import run_eagerly
 from ....errors import InvalidStateError
 from ...schema import Phase
 from .packed import packed_weights, told_of_packed

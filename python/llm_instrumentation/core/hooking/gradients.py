@@ -7,8 +7,9 @@ import threading
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..calls.steps import Steps
-from ..tensors.sink import GRADIENT, ModuleTensors, TensorSink, When
+from ..calls.step_numbers import StepNumbers
+from ..tensors.capture_state import GRADIENT, CaptureState
+from ..tensors.sink import ModuleTensors, When
 
 __all__ = ["Gradients"]
 
@@ -20,18 +21,18 @@ class Gradients:
     """Hooks output tensors, and puts their gradients into a sink.
 
     Args:
-        sink: receives the gradients.
-        steps: the capture's steps.
+        state: the capture's state.
+        numbers: the numbers of its steps.
 
     Attributes:
         awaited: a hooked output required a gradient.
         seen: a backward pass computed one.
     """
 
-    def __init__(self, sink: TensorSink, steps: Steps) -> None:
+    def __init__(self, state: CaptureState, numbers: StepNumbers) -> None:
         self.awaited = self.seen = False
-        self._sink = sink
-        self._steps = steps
+        self._state = state
+        self._numbers = numbers
         self._lock = threading.Lock()
         # A hook on a leaf stays after the graph is gone, so it has to be removed. The key has the
         # leaf's id.
@@ -47,7 +48,7 @@ class Gradients:
 
         def take(gradient: Tensor | None) -> None:
             # Autograd passes None if only other outputs of the same operator were used.
-            if gradient is None or not self._sink.running or (leaf and self._steps.leaves_out):
+            if gradient is None or not self._state.running or (leaf and self._numbers.leaves_out):
                 return
             self.seen = True
             tensors.take([(path, gradient)], _NO_STEP if leaf else when, GRADIENT)

@@ -12,7 +12,8 @@ from ...errors import UnsupportedError
 from ..calls.steps import Place, Steps
 from ..config import InstrumentationConfig
 from ..outputs import walk_output
-from ..tensors.sink import INPUT, RECOMPUTED, ModuleTensors, TensorSink, When
+from ..tensors.capture_state import INPUT, RECOMPUTED, CaptureState
+from ..tensors.sink import ModuleTensors, When
 from .gradients import Gradients
 
 __all__ = ["ModuleHooks"]
@@ -22,7 +23,7 @@ class ModuleHooks:
     """The hooks of one module. They pass its tensors to a sink.
 
     Args:
-        sink: receives the tensors.
+        state: the capture's state.
         steps: the capture's steps.
         config: the capture's configuration.
         gradients: receives the outputs whose gradients are captured.
@@ -34,7 +35,7 @@ class ModuleHooks:
 
     def __init__(
         self,
-        sink: TensorSink,
+        state: CaptureState,
         steps: Steps,
         config: InstrumentationConfig,
         gradients: Gradients,
@@ -43,7 +44,7 @@ class ModuleHooks:
         ran: bytearray,
         unwalked: set[str],
     ) -> None:
-        self._sink = sink
+        self._state = state
         self._steps = steps
         self._config = config
         self._kv_cache = config.kv_cache
@@ -61,7 +62,7 @@ class ModuleHooks:
         Args:
             wrap: applied to each hook before it is registered.
         """
-        in_c = self._sink.in_c
+        in_c = self._state.in_c
         output: Callable[..., None] = self.output
         if in_c is not None:
             output = in_c.new(self._tensors.root, self._index, output)
@@ -73,7 +74,7 @@ class ModuleHooks:
 
     def output(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook for outputs. The hook in C calls it for all but plain CPU tensors."""
-        if not self._sink.running:
+        if not self._state.running:
             return
         place = self._steps.here()
         if not place.mine:
@@ -92,7 +93,7 @@ class ModuleHooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         """The forward pre-hook for inputs."""
-        if not self._sink.running or kwargs is None:  # None: as for `Steps.enter`
+        if not self._state.running or kwargs is None:  # None: as for `Steps.enter`
             return
         place = self._steps.here()
         if not place.mine:
@@ -112,7 +113,7 @@ class ModuleHooks:
 
     def gradients(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook for gradients. It runs after the output's hook."""
-        if not self._sink.running:
+        if not self._state.running:
             return
         place = self._steps.here()
         if not place.mine:

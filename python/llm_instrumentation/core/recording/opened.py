@@ -1,0 +1,105 @@
+"""Opens the native session of a capture, and the hooks in C that put tensors into it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._cpus import usable_cpus
+from ..._native import ForwardHooks, Reader, Session, view_function
+from ..config import HookGranularity
+from ..tensors.capture_state import CaptureState
+from ..tensors.enqueue import PLAIN
+from .openmp import gomp_parallel
+from .plan import CapturePlan
+from .ranks import this_rank
+
+__all__ = ["hooks_in_c", "next_step", "open_session", "view_in_c"]
+
+# Bytes of staging memory if the configuration names none.
+_DEFAULT_MEMORY = 2 * 10**9
+
+
+def open_session(plan: CapturePlan) -> Session:
+    """Opens the stream.
+
+    Raises:
+        StrapError: the stream cannot be opened; the subclass says why.
+    """
+    config = plan.config
+    workers = config.workers or max(1, min(8, usable_cpus()))
+    burst = int((config.burst_gb or 0) * 1e9)
+    memory = int((config.max_memory_gb or 0) * 1e9)
+    on_cpu = _on_cpu(plan)
+    return Session(
+        plan.path,
+        codec=config.codec,
+        workers=workers,
+        max_memory_bytes=memory or max(_DEFAULT_MEMORY, burst),
+        drop_when_full=config.on_full == "drop",
+        resume_offset=plan.resume_offset,
+        capture_id=plan.capture_id,
+        overwrite=plan.overwrite,
+        rank=this_rank()[0],
+        keep_float32=config.keep_float32,
+        error_bound=config.error_bound or 0.0,
+        # Compression threads would take CPUs from the models' own.
+        workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
+        burst_bytes=burst,
+        team=gomp_parallel() if on_cpu else 0,
+    )
+
+
+def next_step(plan: CapturePlan) -> int:
+    """The number after the last step in the resumed stream; 0 for a new one."""
+    if not plan.resumes:
+        return 0
+    import pyarrow.compute as pc
+
+    with Reader(plan.path) as reader:
+        last = pc.max(reader.index().read_all()["step"]).as_py()
+    return 0 if last is None else int(last) + 1
+
+
+def view_in_c(plan: CapturePlan) -> int:
+    """The address of the function with which hooks in C read tensors.
+
+    0 if hooks in C cannot be used: this torch or interpreter has no such function, or the capture
+    keeps samples.
+
+    Raises:
+        UnsupportedError: hook.so is missing or does not load.
+    """
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    sampled = plan.config.granularity is HookGranularity.SAMPLED_SLICES
+    if exchange is None or sampled or not ForwardHooks.available():
+        return 0
+    return view_function(exchange)
+
+
+def hooks_in_c(
+    plan: CapturePlan, session: Session, state: CaptureState, ran: bytearray, view: int
+) -> ForwardHooks | None:
+    """The hooks in C of a capture; None if `view` is 0.
+
+    Args:
+        plan: the plan of the capture.
+        session: the session of the capture.
+        state: the state of the capture; it learns of tensors that the session refuses.
+        ran: a byte per module, which the module's hook sets to 1.
+        view: the address from :func:`view_in_c`.
+    """
+    if not view:
+        return None
+    return ForwardHooks(
+        session, view=view, plain=PLAIN, is_neg=Tensor.is_neg, ran=ran,
+        last_position=plan.config.last_position, failed=state.refuse_tensor,
+    )  # fmt: skip
+
+
+def _on_cpu(plan: CapturePlan) -> bool:
+    """Whether a model computes on CPUs, judged by its first parameter."""
+    return any(
+        tensor is None or tensor.device.type == "cpu"
+        for tensor in (next(model.parameters(), None) for model in plan.models)
+    )

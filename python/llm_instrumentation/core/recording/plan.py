@@ -1,0 +1,100 @@
+"""The plan of a capture: what is captured, and to where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from ..config import ARCHIVE_ERROR, InstrumentationConfig
+from ..selection import select_modules
+from ..tokens import TokenTracker
+
+__all__ = ["CapturePlan", "Probes", "model_label"]
+
+
+def model_label(model: Any) -> str:
+    """``model.config.model_type``, or the class name in lower case if there is none."""
+    model = getattr(model, "_orig_mod", model)
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return str(model_type) if model_type else type(model).__name__.lower()
+
+
+class Probes(Protocol):
+    """Probes that watch the machine while a capture runs."""
+
+    def run(self, counters: Callable[[], dict[str, Any]], *, append: bool) -> None:
+        """Starts the probes.
+
+        Args:
+            counters: returns the capture's own counters.
+            append: append to the files of an earlier capture.
+        """
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Stops the probes; with `wait`, returns when they have stopped."""
+
+
+@dataclass(frozen=True, eq=False)
+class CapturePlan:
+    """What is captured, and to where. It stays the same while the capture runs.
+
+    Attributes:
+        path: the stream file; in segments the first one.
+        config: the capture's configuration.
+        models: the models whose modules are hooked.
+        tracker: counts the tokens; None: tokens are not tracked.
+        resume_offset: see :class:`Session`, as for capture_id and overwrite.
+        capture_id: the id of the capture that is resumed.
+        overwrite: replace any file at the path.
+        replaces: files of the earlier capture at the path. They are removed when the new stream
+            has taken its place.
+        probes: makes the probes that watch the machine; None: no probes.
+        mine: reports whether to capture a call of the models. It is called when the call begins,
+            in the call's thread and context. None: all calls are captured.
+    """
+
+    path: str
+    config: InstrumentationConfig
+    models: tuple[nn.Module, ...]
+    tracker: TokenTracker | None = None
+    resume_offset: int | None = None
+    capture_id: str | None = None
+    overwrite: bool = False
+    replaces: tuple[Path, ...] = ()
+    probes: Callable[[], Probes] | None = None
+    mine: Callable[[], bool] | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """The capture goes on with the stream of an earlier one."""
+        return self.resume_offset is not None
+
+    @property
+    def bound(self) -> float | None:
+        """The largest error that float32 may have as float16; None: no bound."""
+        return self.config.error_bound or (ARCHIVE_ERROR if self.config.archive else None)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the models. A label that occurs again gets a number, from 2 on."""
+        labels: list[str] = []
+        counts: dict[str, int] = {}
+        for model in self.models:
+            label = model_label(model)
+            counts[label] = counts.get(label, 0) + 1
+            labels.append(label if counts[label] == 1 else f"{label}#{counts[label]}")
+        return labels
+
+    @functools.cached_property
+    def selected(self) -> list[list[tuple[str, nn.Module]]]:
+        """The captured modules of each model, with their names.
+
+        Raises:
+            LayerSelectionError: the configuration selects no module of a model.
+        """
+        return [select_modules(model, self.config) for model in self.models]

@@ -1,0 +1,61 @@
+"""The streams of a capture: one, or one for each segment."""
+
+from __future__ import annotations
+
+from ..._native import Session
+from ...errors import StrapTimeoutError
+from ..calls.calls import CallLog
+from ..tensors.sink import TensorSink
+from ..tokens import TokenTracker
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """Makes the streams of a capture durable, and begins the next one.
+
+    Args:
+        session: the session of the capture.
+        sink: the sink in front of the session.
+        log: the calls of the capture.
+        tracker: counts its tokens; None: they are not tracked.
+
+    Attributes:
+        paths: the streams so far.
+    """
+
+    def __init__(
+        self, session: Session, sink: TensorSink, log: CallLog, tracker: TokenTracker | None
+    ) -> None:
+        self.paths = [session.path]
+        self._session = session
+        self._sink = sink
+        self._log = log
+        self._tracker = tracker
+
+    def checkpoint(self) -> int:
+        """Makes everything captured so far durable; returns the stream's length in bytes."""
+        self._sink.flush()
+        length = self._session.checkpoint()
+        self._log.sync()  # after it, because a call begins before its tensors
+        return length
+
+    def roll(self, path: str) -> str:
+        """Lets the tensors to come go to a new stream; returns its id."""
+        self._sink.flush()  # copies from devices belong to the steps before
+        self._session.roll(path)
+        capture_id = self._session.capture_id
+        self.paths.append(path)
+        self._log.roll(path, capture_id)
+        if self._tracker is not None:
+            self._tracker.capture_id = capture_id
+        return capture_id
+
+    def sealed(self) -> bool:
+        """Waits a moment until the streams before are durable; returns whether they are."""
+        try:
+            self._session.checkpoint(timeout=0.1)
+            self._log.sync(0.1)
+        except StrapTimeoutError:
+            return False
+        return True
