@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 SOURCES = Path(__file__).resolve().parents[1] / "python"
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?=[)#])")
+DECISION = re.compile(r"^\| \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
 MODULE = re.compile(r"^#+ `(llm_instrumentation[\w.]*)`$", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(.*)::\n\s*\n((?:(?:\1 +.*)?\n)+)", re.MULTILINE)
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
@@ -29,13 +30,12 @@ ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Adds the pages of docstrings and decisions to the nav."""
-    decisions = [f"decisions/{path.name}" for path in Path(config.docs_dir, "decisions").glob("0*")]
+    index = Path(config.docs_dir, "decisions", "README.md").read_text(encoding="utf-8")
+    decisions = [f"decisions/{name}" for name in DECISION.findall(index)]  # in its order
     docstrings = [{module: f"docstrings/{module}.md"} for module in documented(config)]
     for part in config.nav:
         part.get("Reference", []).append({"Docstrings": docstrings})
-        part.get("Explanation", []).append(
-            {"Decisions": ["decisions/README.md", *sorted(decisions)]}
-        )
+        part.get("Explanation", []).append({"Decisions": ["decisions/README.md", *decisions]})
     return config
 
 

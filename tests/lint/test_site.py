@@ -49,6 +49,22 @@ def test_a_page_with_a_fault_is_found(text):
     assert run_together(f"```text\n{text}\n```") == []
 
 
+def too_long(text: str, *, words: int = 600) -> bool:
+    """Whether a page of decisions is too long: measurements belong in benchmarks/results."""
+    return len(text.split()) >= words
+
+
+def test_each_page_of_decisions_is_short():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert len(pages) > 10
+    assert {p.name: len(p.read_text().split()) for p in pages if too_long(p.read_text())} == {}
+
+
+def test_a_page_of_600_words_is_too_long():
+    assert too_long("word " * 600)
+    assert not too_long("word " * 599)
+
+
 @pytest.fixture(scope="module")
 def hooks():
     pytest.importorskip("mkdocs")

@@ -1,6 +1,6 @@
 """Go's monitor thread sleeps instead of using the model's CPUs.
 
-See docs/decisions/0020-the-monitors-sleep.md.
+See docs/decisions/the-models-threads.md.
 """
 
 from __future__ import annotations

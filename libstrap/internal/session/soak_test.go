@@ -29,7 +29,7 @@ const untilDone = 60 * time.Second
 // TestEveryWaitEnds runs sessions whose threads make random calls with random time limits, at a
 // disk that pauses now and then, until the session is closed, is discarded or fails. Every call
 // keeps its time limit, every repeated call ends, and the file agrees with the results of the
-// calls. docs/decisions/0028-waiting.md has the argument. To run it for longer:
+// calls. docs/INTERNALS.md has the argument. To run it for longer:
 //
 //	go test -run TestEveryWaitEnds -soak 10m ./libstrap/internal/session
 func TestEveryWaitEnds(t *testing.T) {

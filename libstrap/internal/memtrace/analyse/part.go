@@ -17,7 +17,7 @@ import (
 
 // A partial analysis has all that the ten tables need of a part of a trace: of some consecutive rows.
 // A Merger makes the tables of the partial analyses of all parts. They equal those of one analysis
-// of the whole trace. docs/decisions/0066-traces-in-parts.md says what each table needs.
+// of the whole trace. docs/MEMORY_TRACES.md says what each table needs.
 //
 // The file of a partial analysis begins with the records of strides and gaps (record.go). A sequence of
 // streams of Arrow's IPC format follows, one for each partTable, and then the offset of the first stream,
