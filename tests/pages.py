@@ -9,7 +9,10 @@ from typing import NamedTuple
 __all__ = ["PAGES", "Block", "blocks", "python_script"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 class Block(NamedTuple):

@@ -157,6 +157,15 @@ def test_every_public_name_is_on_the_page(name):
     assert missing == []
 
 
+@pytest.mark.parametrize("name", ["", ".analysis", ".mrm"])
+def test_the_list_of_a_package_has_all_its_names(name):
+    module = importlib.import_module(f"llm_instrumentation{name}")
+    (section,) = re.findall(
+        rf"^## `{re.escape(module.__name__)}`\n(.*?)^## ", API.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert [public for public in module.__all__ if f"`{public}`" not in section] == []
+
+
 def test_the_page_has_every_public_module():
     package = ROOT / "python" / "llm_instrumentation"
     public = set()

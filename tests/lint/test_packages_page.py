@@ -70,6 +70,13 @@ def test_every_python_package_is_on_the_page():
     assert set(listed("Python")) == folders(PYTHON, ".py")
 
 
+def test_the_page_of_the_tests_names_each_folder_and_module():
+    page = (ROOT / "tests" / "README.md").read_text()
+    tests = [path for path in (ROOT / "tests").iterdir() if not path.name.startswith(("_", "."))]
+    named = {path.name for path in tests if path.is_dir() or path.suffix in (".py", ".mjs")}
+    assert {name for name in named if f"`{name}`" not in page} == set()
+
+
 @pytest.mark.parametrize(
     ("checked", "half"), [("test_imports.py", 0), ("test_python_imports.py", 1)]
 )
