@@ -14,7 +14,7 @@ from .._version import __version__
 from ..errors import StrapError
 from . import console
 
-__all__ = ["CommandError", "Program", "markup", "new_app"]
+__all__ = ["CommandError", "Program", "new_app"]
 
 _FRAMES = 80  # columns
 
@@ -35,7 +35,7 @@ def _options(version: _Version = False) -> None:
     pass  # those of the program itself
 
 
-def markup() -> Literal["rich"] | None:
+def _markup() -> Literal["rich"] | None:
     """How the help is written. In a narrow terminal frames would cut the names of options."""
     return "rich" if shutil.get_terminal_size().columns >= _FRAMES else None
 
@@ -48,7 +48,7 @@ def new_app(name: str, about: str, epilog: str) -> typer.Typer:
         epilog=epilog,
         context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
-        rich_markup_mode=markup(),
+        rich_markup_mode=_markup(),
     )
     app.callback()(_options)
     return app

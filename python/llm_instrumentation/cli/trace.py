@@ -18,24 +18,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._signals import ended_by_sigterm
-from ..errors import StrapError
+from ..errors import MissingExtraError, StrapError
 from ..mrm.config.choices import MetricName
 from . import console
 from .console import err, out, print_json
 from .exit_codes import TraceExitCode, epilog
-from .program import CommandError, new_app
+from .program import CommandError, Program, new_app
 
 if TYPE_CHECKING:
     from ..mrm.analysis import RunAnalysis
     from ..mrm.config import ExperimentConfig, RunConfig, ValidationResult
     from ..mrm.runner import RunOutcome
 
-__all__ = ["app"]
+__all__ = ["TRACE", "app"]
 
 _CODES = epilog(TraceExitCode)
 
 app = new_app(
     "mrm-trace", "Memory traces of LLM inference: collect, label, analyse, report.", _CODES
+)
+
+TRACE = Program(
+    load=lambda: app,
+    usage=TraceExitCode.USAGE,
+    interrupted=TraceExitCode.INTERRUPTED,
+    failed=TraceExitCode.RUN_FAILED,
+    codes={MissingExtraError: TraceExitCode.USAGE},
 )
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment file (YAML).")]
