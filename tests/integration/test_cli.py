@@ -23,8 +23,8 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation._native import DTYPE_CODES, Session
-from llm_instrumentation.analysis.reading.statistics import statistics
 from llm_instrumentation.analysis.reading import verify
+from llm_instrumentation.analysis.reading.statistics import statistics
 from llm_instrumentation.cli import main, mrm_trace
 from llm_instrumentation.cli.exit_codes import ExitCode, TraceExitCode
 

@@ -17,8 +17,8 @@ from rich.markup import escape
 from .._json import to_json
 
 __all__ = [
-    "UNKNOWN", "dimensions", "err", "error", "facts", "or_unknown", "out", "print_json", "progress",
-    "shown", "table", "warning",
+    "UNKNOWN", "counted", "dimensions", "err", "error", "facts", "or_unknown", "out", "print_json",
+    "progress", "shown", "table", "warning",
 ]  # fmt: skip
 
 UNKNOWN = "-"
@@ -45,6 +45,11 @@ def print_json(value: Any) -> None:
 def shown(name: str) -> str:
     """A name from a file, safe for a terminal: in quotes if it is empty or not printable."""
     return name if name and name.isprintable() else repr(name)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: ``1 run``, ``3 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def or_unknown(number: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import typer
@@ -85,14 +85,14 @@ class Program:
     """A program with subcommands.
 
     Attributes:
-        load: imports the commands and returns them.
+        app: the commands.
         usage: the exit code of a wrong command line.
         interrupted: the exit code of Ctrl-C.
         failed: the exit code of errors that are not in `codes`.
         codes: the exit codes of errors by class. The first class that fits counts.
     """
 
-    load: Callable[[], typer.Typer]
+    app: typer.Typer
     usage: int
     interrupted: int
     failed: int
@@ -114,7 +114,7 @@ class Program:
         warnings.showwarning = lambda message, *_: console.warning(str(message))
         try:
             given = list(arguments) or ["--help"]
-            return int(self.load()(args=given, prog_name=name, standalone_mode=False) or 0)
+            return int(self.app(args=given, prog_name=name, standalone_mode=False) or 0)
         except CommandError as error:
             code, messages = error.code, error.messages
         except (StrapError, OSError) as error:

@@ -47,7 +47,7 @@ for _command in (
 app.add_typer(sae.app, name="sae", rich_help_panel=CAPTURES)
 
 STRAP = Program(
-    load=lambda: app,
+    app=app,
     usage=ExitCode.USAGE,
     interrupted=ExitCode.INTERRUPTED,
     failed=ExitCode.FAILED,
