@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -49,5 +48,7 @@ def serve(
             flush=True,
         )
         if opens:
+            import webbrowser
+
             webbrowser.open(server.url)
         server.run()
