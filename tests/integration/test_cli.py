@@ -23,8 +23,9 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation._native import DTYPE_CODES, Session
+from llm_instrumentation.analysis.reading import verify
 from llm_instrumentation.analysis.reading.statistics import statistics
-from llm_instrumentation.cli import captures, main, mrm_trace
+from llm_instrumentation.cli import main, mrm_trace
 from llm_instrumentation.cli.exit_codes import ExitCode, TraceExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -513,8 +514,6 @@ def test_any_cut_and_any_wrong_byte(captured, stream, strap, suffix):
 
 
 def test_a_packet_larger_than_the_buffer_is_verified(tmp_path, strap, monkeypatch):
-    from llm_instrumentation.analysis.reading import verify
-
     monkeypatch.setattr(verify, "_CALL_BYTES", 100)
     path = tmp_path / "run.stream"
     with session(path) as put:
@@ -530,7 +529,7 @@ def test_ctrl_c_is_130(captured, strap, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(captures, "verify_all", interrupted)
+    monkeypatch.setattr(verify, "verify", interrupted)
     assert strap("verify", captured[0])[0] == ExitCode.INTERRUPTED
 
 
@@ -641,7 +640,7 @@ def test_help_cuts_no_name_of_an_option(strap, monkeypatch):
     every = [*all_commands(strap, monkeypatch)]
     for columns, (arguments, wide) in itertools.product((40, 60, 90), every):
         monkeypatch.setenv("COLUMNS", str(columns))
-        for name in ("strap", "trace"):  # a new process
+        for name in ("strap", "trace"):  # as in a new process
             monkeypatch.delitem(sys.modules, f"llm_instrumentation.cli.{name}", raising=False)
         narrow = strap(*arguments, "--help")[1]
         assert "…" not in narrow, arguments

@@ -7,6 +7,7 @@ import json
 import os
 
 import pytest
+from llm_instrumentation.cli.commands.top import top as strap_top
 from llm_instrumentation.errors import NotFoundError, StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import top
 from llm_instrumentation.probes.top import View
@@ -152,12 +153,12 @@ class Given(Refused):
 def test_one_probe_alone_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(top, "BlockProbe", Given)
     monkeypatch.setattr(top, "SystemProbe", Refused)
-    top.run(0.01, [], "cpu", once=True)
+    strap_top(0.01, once=True)
     said = capsys.readouterr().out
     assert "processes are not watched: the kernel has no BTF" in said
     assert "vda:x:[b]" in said  # not read as emoji or markup
     assert "unseen_end 3" in said and "pid" not in said
-    top.run(0.01, [], "cpu", once=True, as_json=True)
+    strap_top(0.01, once=True, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["block"]["operations"][0]["device_name"] == "vda:x:[b]"
     assert told["losses"]["unseen_end"] == 3 and told["system"] is None
@@ -168,7 +169,7 @@ def test_no_probe_at_all_is_an_error(monkeypatch):
     monkeypatch.setattr(top, "BlockProbe", Forbidden)
     monkeypatch.setattr(top, "SystemProbe", Refused)
     with pytest.raises(StrapPermissionError, match="run it as root"):
-        top.run(1.0, [], "cpu", once=True)
+        strap_top(once=True)
 
 
 def test_a_missing_device_is_an_error(monkeypatch):
@@ -178,4 +179,4 @@ def test_a_missing_device_is_an_error(monkeypatch):
 
     monkeypatch.setattr(top, "BlockProbe", Missing)
     with pytest.raises(NotFoundError):
-        top.run(1.0, ["nosuch"], "cpu", once=True)
+        strap_top(device=["nosuch"], once=True)

@@ -15,7 +15,7 @@ from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES, Session
 from llm_instrumentation.analysis.reader import ActivationView
 from llm_instrumentation.analysis.reading.columns import distinct
 from llm_instrumentation.analysis.reading.summary import LayerSummary, layers, tensor_bytes
-from llm_instrumentation.cli.opening import Opening, begin, opening
+from llm_instrumentation.cli.ahead import Opening, begin, begun
 from llm_instrumentation.errors import NotFoundError
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -103,14 +103,15 @@ def test_distinct_values_are_in_the_order_of_their_first_one(values, kind):
 def test_a_stream_is_opened_before_its_command_is_parsed(tmp_path):
     path, other = tmp_path / "run.stream", tmp_path / "other.stream"
     captured(path, [("a", "float32", (2,), 0)])
-    begin(["info", str(path), "--json"])
-    found = opening(path)
-    with found.reader() as native:
-        assert native.info.packets == 1
-    assert opening(path) is not found  # each is used once
-    begin(["ls", str(other)])  # as if the command line had been misread
-    with opening(path).reader() as native:
-        assert native.info.packets == 1
-    begin(["ls", "--json"])
+    for arguments in ([str(path), "--json"], ["--steps", "3", str(path)]):
+        begin(arguments)
+        assert begun(other) is None  # as if the command line had been misread
+        opening = begun(path)
+        with opening.reader() as native:
+            assert native.info.packets == 1
+        assert begun(path) is None  # it is used once
+    for arguments in (["--json"], [str(other)], [str(tmp_path)], ["s3://bucket/run"]):
+        begin(arguments)
+        assert begun(Path(arguments[0])) is None
     with pytest.raises(NotFoundError):
         Opening(other).reader()

@@ -11,13 +11,16 @@ from typing import NoReturn
 
 __all__ = ["main", "mrm_trace"]
 
+_OPEN_AHEAD = ("info", "ls", "serve")
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs `strap` and exits. The default arguments are those of the process."""
-    from .opening import begin
-
     given = sys.argv[1:] if arguments is None else arguments
-    begin(given)
+    if given and given[0] in _OPEN_AHEAD:
+        from .ahead import begin
+
+        begin(given[1:])
     from .strap import STRAP
 
     sys.exit(STRAP.run("strap", given))
@@ -25,6 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def mrm_trace(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs `mrm-trace` and exits. Its commands are those of `strap trace`."""
-    from .strap import TRACE
+    from .trace import TRACE
 
     sys.exit(TRACE.run("mrm-trace", sys.argv[1:] if arguments is None else arguments))

@@ -17,8 +17,11 @@ from rich.markup import escape
 from .._json import to_json
 
 __all__ = [
-    "err", "error", "facts", "out", "print_json", "progress", "shown", "table", "warning",
+    "UNKNOWN", "counted", "dimensions", "err", "error", "facts", "or_unknown", "out", "print_json",
+    "progress", "shown", "table", "warning",
 ]  # fmt: skip
+
+UNKNOWN = "-"
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -42,6 +45,22 @@ def print_json(value: Any) -> None:
 def shown(name: str) -> str:
     """A name from a file, safe for a terminal: in quotes if it is empty or not printable."""
     return name if name and name.isprintable() else repr(name)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: ``1 run``, ``3 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def or_unknown(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)
+
+
+def dimensions(shape: Sequence[int | None] | None) -> str:
+    """A shape as ``2x*x768``, with a star for sizes that differ."""
+    if shape is None:
+        return UNKNOWN
+    return "x".join("*" if size is None else str(size) for size in shape) or "scalar"
 
 
 def facts(found: Mapping[str, str]) -> None:

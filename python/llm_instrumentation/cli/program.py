@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import typer
@@ -14,7 +14,7 @@ from .._version import __version__
 from ..errors import StrapError
 from . import console
 
-__all__ = ["CommandError", "Program", "markup", "new_app"]
+__all__ = ["CommandError", "Program", "new_app"]
 
 _FRAMES = 80  # columns
 
@@ -35,7 +35,7 @@ def _options(version: _Version = False) -> None:
     pass  # those of the program itself
 
 
-def markup() -> Literal["rich"] | None:
+def _markup() -> Literal["rich"] | None:
     """How the help is written. In a narrow terminal frames would cut the names of options."""
     return "rich" if shutil.get_terminal_size().columns >= _FRAMES else None
 
@@ -48,7 +48,7 @@ def new_app(name: str, about: str, epilog: str) -> typer.Typer:
         epilog=epilog,
         context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
-        rich_markup_mode=markup(),
+        rich_markup_mode=_markup(),
     )
     app.callback()(_options)
     return app
@@ -85,14 +85,14 @@ class Program:
     """A program with subcommands.
 
     Attributes:
-        load: imports the commands and returns them.
+        app: the commands.
         usage: the exit code of a wrong command line.
         interrupted: the exit code of Ctrl-C.
         failed: the exit code of errors that are not in `codes`.
         codes: the exit codes of errors by class. The first class that fits counts.
     """
 
-    load: Callable[[], typer.Typer]
+    app: typer.Typer
     usage: int
     interrupted: int
     failed: int
@@ -114,7 +114,7 @@ class Program:
         warnings.showwarning = lambda message, *_: console.warning(str(message))
         try:
             given = list(arguments) or ["--help"]
-            return int(self.load()(args=given, prog_name=name, standalone_mode=False) or 0)
+            return int(self.app(args=given, prog_name=name, standalone_mode=False) or 0)
         except CommandError as error:
             code, messages = error.code, error.messages
         except (StrapError, OSError) as error:

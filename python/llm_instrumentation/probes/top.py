@@ -19,14 +19,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .._signals import ended_by_sigterm
-from ..errors import InvalidArgumentError, StrapError, StrapPermissionError, UnsupportedError
+from ..errors import StrapError, StrapPermissionError, UnsupportedError
 from .block import BlockProbe
 from .blocks.analysis import percentiles_us, slot_counts
 from .probe import KernelProbe
 from .system import SystemProbe
 
-__all__ = ["View", "run"]
+__all__ = ["View", "Watched", "print_intervals", "show_live"]
 
 _SORTS = {"c": "cpu", "f": "faults", "o": "off-cpu", "i": "io"}  # by the key that selects each
 _PLAIN_PROCESSES = 20  # in a plain table, which has no height
@@ -34,42 +33,7 @@ _POLL_S = 0.25  # the longest time until a new size of the window is noticed
 _P = TypeVar("_P", bound=KernelProbe)
 
 
-def run(
-    interval_s: float, devices: Sequence[str], sort: str, once: bool, as_json: bool = False
-) -> None:
-    """Shows the live view until the user presses q or Ctrl-C, or SIGTERM comes.
-
-    Args:
-        interval_s: seconds between snapshots, above 0 and below 10^9.
-        devices: disks or partitions to follow; all disks if empty.
-        sort: the order of the processes: cpu, faults, off-cpu or io.
-        once: print one interval as a plain table and return.
-        as_json: print each interval as a line with a JSON object, not as a table.
-
-    Raises:
-        InvalidArgumentError: the interval is out of its range.
-        NotFoundError: there is no such device.
-        StrapPermissionError: this user may run none of the probes.
-        UnsupportedError: the kernel can run none of the probes.
-    """
-    if not 0 < interval_s < 1e9:  # also refuses NaN
-        raise InvalidArgumentError(
-            f"--interval {interval_s:g}: give seconds above 0 and below 10^9"
-        )
-    console = Console(highlight=False, markup=False, emoji=False)
-    live = sys.stdout.isatty() and not console.is_dumb_terminal and not (once or as_json)
-    with contextlib.ExitStack() as stack:
-        watched = _Watched(stack, devices)
-        view = View(interval_s, sort, watched.missing, keys=live and sys.stdin.isatty())
-        stack.enter_context(ended_by_sigterm())
-        with contextlib.suppress(KeyboardInterrupt):
-            if live:
-                _live(console, view, watched)
-            else:
-                _plain(console, view, watched, once, as_json)
-
-
-class _Watched:
+class Watched:
     """Starts the probes that can run here. `missing` says why the others cannot."""
 
     def __init__(self, stack: contextlib.ExitStack, devices: Sequence[str]) -> None:
@@ -306,7 +270,18 @@ def _table(*columns: str) -> Table:
 # ---- terminal ----
 
 
-def _plain(console: Console, view: View, watched: _Watched, once: bool, as_json: bool) -> None:
+def print_intervals(
+    console: Console, view: View, watched: Watched, *, once: bool, as_json: bool
+) -> None:
+    """Prints each interval as a table, or as a line with a JSON object.
+
+    Args:
+        console: where tables go.
+        view: the state of the screen.
+        watched: the probes.
+        once: return after one interval.
+        as_json: print lines, not tables.
+    """
     due = time.monotonic() + view.interval_s
     while True:
         time.sleep(max(due - time.monotonic(), 0))
@@ -322,7 +297,8 @@ def _plain(console: Console, view: View, watched: _Watched, once: bool, as_json:
             console.print()
 
 
-def _live(console: Console, view: View, watched: _Watched) -> None:
+def show_live(console: Console, view: View, watched: Watched) -> None:
+    """Fills the terminal, until the user presses q."""
     with _keys(view.keys) as key, Live(console=console, screen=True, auto_refresh=False) as screen:
 
         def draw() -> Any:

@@ -14,9 +14,8 @@ from pathlib import Path
 from .._native import Reader
 from ..storage import names_stream, open_reader, url_of
 
-__all__ = ["Opening", "begin", "opening"]
+__all__ = ["Opening", "begin", "begun"]
 
-_SUBCOMMANDS = ("info", "ls", "serve")
 _begun: Opening | None = None
 
 
@@ -25,16 +24,12 @@ class Opening:
 
     Attributes:
         path: the stream.
-        may_be_a_run: it is a URL that may name a run folder, and is not opened here.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reader: Reader | None = None
         self._error: BaseException | None = None
-        self.may_be_a_run = url_of(path) is not None and not names_stream(path)
-        if self.may_be_a_run:
-            return
         # A daemon, so that Ctrl-C does not wait for a slow disk.
         self._thread = threading.Thread(target=self._open, name="strap-open", daemon=True)
         self._thread.start()
@@ -61,18 +56,25 @@ class Opening:
 def begin(arguments: Sequence[str]) -> None:
     """Begins to open the stream of a command line, before typer has parsed it.
 
-    It recognises a subcommand with its stream just behind it, which is how they are mostly typed.
+    It takes the first argument that is a file, or the URL of a stream. If the command means another
+    one, some work was in vain.
     """
     global _begun
-    if len(arguments) > 1 and arguments[0] in _SUBCOMMANDS and not arguments[1].startswith("-"):
-        # Otherwise the import of numpy starts threads that multiply matrices, in 50 ms if the other
-        # cores are busy. These subcommands have no matrices.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        _begun = Opening(Path(arguments[1]))
+    # Otherwise the import of numpy starts threads that multiply matrices, in 50 ms if the other
+    # cores are busy. These subcommands have no matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    stream = next(filter(_is_stream, map(Path, arguments)), None)
+    _begun = None if stream is None else Opening(stream)
 
 
-def opening(path: Path) -> Opening:
-    """The stream that `begin` has begun to open, if it is this one; otherwise a new one."""
+def _is_stream(path: Path) -> bool:
+    return path.is_file() if url_of(path) is None else names_stream(path)
+
+
+def begun(path: Path) -> Opening | None:
+    """The stream, if `begin` has begun to open it. It is given once."""
     global _begun
-    begun, _begun = _begun, None
-    return begun if begun is not None and begun.path == path else Opening(path)
+    if _begun is None or _begun.path != path:
+        return None
+    opening, _begun = _begun, None
+    return opening

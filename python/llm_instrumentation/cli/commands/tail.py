@@ -5,27 +5,37 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from ..analysis.activation import Activation
-from ..analysis.reader import ActivationReader, UnknownActivationError
-from .captures import open_capture
-from .console import shown
+import typer
 
-__all__ = ["tail"]
+from ..console import UNKNOWN, or_unknown, shown
+from ..options import CAPTURES, CODES, Layers, Stream
 
-_UNKNOWN = "-"
+if TYPE_CHECKING:
+    from ...analysis.activation import Activation
+    from ...analysis.reader import ActivationReader
+
+__all__ = ["app"]
+
+app = typer.Typer()
 
 
-def tail(stream: Path, names: Sequence[str] | None, lines: int, as_json: bool) -> None:
-    """Prints the last tensors of a capture, and those to come until it has ended.
+@app.command(epilog=CODES, rich_help_panel=CAPTURES)
+def tail(
+    stream: Stream,
+    layers: Layers = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="How many of the tensors so far to print.", min=0)
+    ] = 10,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line and nothing else.")
+    ] = False,
+) -> None:
+    """Print the tensors of a running capture as they come, until it ends."""
+    from ..captures import open_capture
 
-    Args:
-        stream: the capture.
-        names: names of layers; `*` and `?` match. None: all.
-        lines: how many of the tensors that are there to print.
-        as_json: print each tensor as a JSON object.
-    """
+    names = layers or None
     with open_capture(stream) as reader:
         first = _count(reader, names) - lines
         for number, activation in enumerate(reader.follow(names)):
@@ -36,6 +46,8 @@ def tail(stream: Path, names: Sequence[str] | None, lines: int, as_json: bool) -
 
 
 def _count(reader: ActivationReader, names: Sequence[str] | None) -> int:
+    from ...analysis.reader import UnknownActivationError
+
     try:
         return len(reader.select(names))
     except UnknownActivationError:  # the layer may come later
@@ -55,6 +67,6 @@ def _fields(activation: Activation) -> dict[str, object]:
 
 
 def _line(activation: Activation) -> str:
-    step = _UNKNOWN if activation.step is None else str(activation.step)
-    shape = "x".join(map(str, activation.shape or ())) or _UNKNOWN
-    return f"{step:>8}  {shape:>16}  {activation.dtype or _UNKNOWN:>8}  {shown(activation.name)}"
+    shape = "x".join(map(str, activation.shape or ())) or UNKNOWN
+    step, dtype = or_unknown(activation.step), activation.dtype or UNKNOWN
+    return f"{step:>8}  {shape:>16}  {dtype:>8}  {shown(activation.name)}"

@@ -1,20 +1,26 @@
-"""The subcommand `strap compare`: where two captures differ."""
+"""`strap compare`: where two captures differ."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
-from ..errors import CorruptError, InvalidArgumentError
-from .captures import open_capture, selector
-from .console import print_json, progress, shown, table, warning
-from .exit_codes import ExitCode
-from .program import CommandError
+import typer
 
-__all__ = ["check_figure", "compare", "renamed_layers"]
+from ...errors import CorruptError
+from ..console import print_json, progress, shown, table, warning
+from ..exit_codes import ExitCode
+from ..figures import check_figure
+from ..options import CAPTURES, CODES, Json, Steps
+from ..program import CommandError
+from ..values import renamed_layers, selector
+
+if TYPE_CHECKING:
+    from ...analysis.compare import CaptureComparison, LayerComparison
+
+__all__ = ["app"]
 
 _TOLD = 20  # at most so many layers that only one capture has are listed
 _HEADS = (
@@ -22,24 +28,48 @@ _HEADS = (
     "types", "layer",
 )  # fmt: skip
 
+app = typer.Typer()
 
+
+@app.command(epilog=CODES, rich_help_panel=CAPTURES)
 def compare(
-    a: Path,
-    b: Path,
-    layers: Sequence[str],
-    steps: str | None,
-    renamed: Sequence[str],
-    rtol: float | None,
-    atol: float,
-    figure: Path | None,
-    heat_map: Path | None,
-    as_json: bool,
-) -> int:
+    a: Annotated[Path, typer.Argument(help="The stream of the reference.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The stream to compare with it.", metavar="B")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names in A; * and ? match (default: all).", metavar="LAYER"),
+    ] = None,
+    steps: Steps = None,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="Names in A and B, as 'model.layers.*=blocks.*'; again for more."
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="Relative tolerance (default: of the types).")
+    ] = None,
+    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance.")] = 0.0,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the error of each layer to a file.")
+    ] = None,
+    heat_map: Annotated[
+        Path | None,
+        typer.Option("--heat-map", help="Draw the error of each token and layer to a file."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two captures: which layers differ, by how much, and where it begins.
+
+    The exit code is 7 if a layer differs by more than the tolerance.
+    """
+    from ...analysis.compare import compare_captures
+    from ..captures import open_capture
+
     rename = renamed_layers(renamed)
     wanted = selector("--steps", steps)
-    for option, path in (("--figure", figure), ("--heat-map", heat_map)):
-        if path is not None:
-            check_figure(option, path)
+    check_figure("--figure", figure)
+    check_figure("--heat-map", heat_map)
     with open_capture(a) as reader_a, open_capture(b) as reader_b:
         try:
             with progress("comparing") as bar:
@@ -48,11 +78,11 @@ def compare(
                     atol=atol, progress=bar,
                 )  # fmt: skip
             if figure is not None:
-                from ..analysis.plots import plot_drift, save_figure
+                from ...analysis.plots import plot_drift, save_figure
 
                 save_figure(plot_drift(found), figure)
             if heat_map is not None:
-                from ..analysis.plots import plot_token_errors, save_figure
+                from ...analysis.plots import plot_token_errors, save_figure
 
                 drawn = plot_token_errors(reader_a, reader_b, layers or None, rename=rename)
                 save_figure(drawn, heat_map)
@@ -62,31 +92,7 @@ def compare(
         print_json(_as_object(found))
     else:
         _print(found)
-    return ExitCode.OK if found.agree else ExitCode.DIFFERENT
-
-
-def renamed_layers(given: Sequence[str]) -> dict[str, str]:
-    """The layers of --map, by their names or patterns in the first capture.
-
-    Raises:
-        InvalidArgumentError: one has no equals sign.
-    """
-    return dict(map(_renamed, given))
-
-
-def _renamed(given: str) -> tuple[str, str]:
-    pattern, equals, name = given.partition("=")
-    if not equals:
-        raise InvalidArgumentError(f"--map {given!r}: give it as 'model.layers.*=blocks.*'")
-    return pattern, name
-
-
-def check_figure(option: str, path: Path) -> None:
-    """Refuses a path that cannot become a figure, before the work begins."""
-    from .._pages.drawing import FORMATS
-
-    if path.suffix.removeprefix(".") not in FORMATS:
-        raise InvalidArgumentError(f"{option} {path}: the name ends in .{', .'.join(FORMATS)}")
+    raise typer.Exit(ExitCode.OK if found.agree else ExitCode.DIFFERENT)
 
 
 def _as_object(found: CaptureComparison) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The commands of `strap`: a file for each, with its options, its work and what it prints."""

@@ -1,0 +1,166 @@
+"""`strap circuit`: the edges of a language model that make a difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ....errors import InvalidArgumentError
+from ...console import print_json, shown, table
+from ...options import CODES, MODELS, Device, Json
+from ...pretrained import pretrained
+from .texts import columns_of
+
+if TYPE_CHECKING:
+    from ....analysis.causal_graph import CausalGraph, Edge
+    from ....interventions.metrics import Metric
+    from ....interventions.prompts import Prompts
+
+__all__ = ["app"]
+
+_SHOWN = 20  # edges that are printed
+_FILES = (".json", ".graphml", ".dot", ".gv")
+
+app = typer.Typer()
+
+
+class CircuitMetric(str, Enum):
+    LOGIT_DIFFERENCE = "logit-difference"
+    CROSS_ENTROPY = "cross-entropy"
+    KL_DIVERGENCE = "kl-divergence"
+
+
+@app.command(epilog=CODES, rich_help_panel=MODELS)
+def circuit(
+    model: Annotated[
+        str, typer.Argument(help="A causal language model: a folder or a name.", metavar="MODEL")
+    ],
+    clean: Annotated[
+        list[str] | None, typer.Option("--clean", help="A text. May be given again.")
+    ] = None,
+    corrupted: Annotated[
+        list[str] | None, typer.Option("--corrupted", help="Its counterpart, of as many tokens.")
+    ] = None,
+    correct: Annotated[
+        list[str] | None, typer.Option("--correct", help="The token that should follow.")
+    ] = None,
+    wrong: Annotated[
+        list[str] | None, typer.Option("--wrong", help="The one that follows the corrupted text.")
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option("--pairs", help="These texts instead, by name: an object in each line."),
+    ] = None,
+    metric: Annotated[
+        CircuitMetric, typer.Option("--metric", help="What effects are effects on.")
+    ] = CircuitMetric.LOGIT_DIFFERENCE,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Of integrated gradients; 0: one gradient.", min=0)
+    ] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", help="Edges to choose.", min=1)] = 60,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Measure these edges by patching, too.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the circuit: a page.html, or .json, .graphml, .dot."),
+    ] = None,
+    every: Annotated[
+        Path | None, typer.Option("--all", help="Write the graph of all edges, as .json.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Default: that of the model.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs at a time.", min=1)] = 8,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Find the edges of a language model that make the difference between two texts."""
+    from ....analysis.causal_graph import save_graph
+    from ....interventions.circuits import run_circuit
+    from ....interventions.edges import edge_attribution, edge_patching
+
+    _check_files(out, every, top_k)
+    texts = {"clean": clean, "corrupted": corrupted, "correct": correct, "wrong": wrong}
+    columns = columns_of(texts, pairs, metric.value)
+    network = pretrained("MODEL", "AutoModelForCausalLM", model).eval().to(device)
+    prompts = _prompts(
+        columns, pretrained("--tokenizer", "AutoTokenizer", tokenizer or model), device
+    )
+    measured = _metric(metric.value, network, prompts, batch_size)
+    graph = edge_attribution(network, prompts, measured, steps=steps or None, batch_size=batch_size)
+    if every is not None:
+        save_graph(graph, every)
+    found = graph.pruned(top_k=top_k)
+    if exact and found.edges:
+        found = edge_patching(network, prompts, measured, found, batch_size=batch_size)
+    alone = float(
+        run_circuit(network, prompts, measured, found, batch_size=batch_size).double().mean()
+    )
+    notes = {**found.notes, "edges of the model": len(graph.edges), "circuit alone": alone}
+    found = dataclasses.replace(found, model=model, notes=notes)
+    if out is not None:
+        save_graph(found, out)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+        if out is not None:
+            print(f"{shown(str(out))}: the circuit")
+
+
+def _check_files(out: Path | None, every: Path | None, top_k: int) -> None:
+    """Refuses files that could not be written, before the work begins."""
+    from ....analysis.causal_graph.layout import MOST_EDGES
+
+    if out is not None and out.suffix not in (".html", *_FILES):
+        raise InvalidArgumentError(f"--out {out}: the name ends in .html, {', '.join(_FILES)}")
+    if every is not None and every.suffix not in _FILES:
+        raise InvalidArgumentError(f"--all {every}: the name ends in {', '.join(_FILES)}")
+    if out is not None and out.suffix == ".html" and top_k > MOST_EDGES:
+        raise InvalidArgumentError(
+            f"--top-k {top_k}: a page as --out {out} shows at most {MOST_EDGES} edges"
+        )
+
+
+def _prompts(columns: dict[str, Sequence[str]], tokenizer: Any, device: str) -> Prompts:
+    from ....interventions.prompts import Prompts
+
+    answers = {name: texts for name, texts in columns.items() if name in ("correct", "wrong")}
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return Prompts.of_texts(
+        tokenizer, columns["clean"], columns["corrupted"], answers=answers, device=device
+    )
+
+
+def _metric(name: str, model: Any, prompts: Prompts, batch_size: int) -> Metric:
+    from ....interventions import metrics
+
+    if name == "logit-difference":
+        return metrics.logit_difference()
+    if name == "cross-entropy":
+        return metrics.cross_entropy()
+    return metrics.kl_divergence(model, prompts, batch_size=batch_size)
+
+
+def _print(graph: CausalGraph) -> None:
+    ranked = sorted(graph.edges, key=lambda edge: -abs(edge.effect or 0.0))
+    table(("effect", "interval", "edge"), [_row(edge) for edge in ranked[:_SHOWN]])
+    if len(ranked) > _SHOWN:
+        print(f"and {len(ranked) - _SHOWN:,} edges with smaller effects")
+    print(
+        f"{len(ranked):,} of {graph.notes['edges of the model']:,} edges. {graph.metric}: "
+        f"{graph.clean:.4g} of the model, {graph.corrupted:.4g} of the corrupted texts, "
+        f"{graph.notes['circuit alone']:.4g} of the circuit alone"
+    )
+
+
+def _row(edge: Edge) -> tuple[str, str, str]:
+    interval = "-" if edge.low is None else f"{edge.low:+.3g} to {edge.high:+.3g}"
+    return f"{edge.effect:+.4g}", interval, edge.id
