@@ -13,7 +13,7 @@ __all__ = ["CaptureStats"]
 
 @dataclass(frozen=True)
 class CaptureStats:
-    """Counters of a capture; times in seconds, sizes in bytes.
+    """CaptureCounters of a capture; times in seconds, sizes in bytes.
 
     Attributes:
         path: the stream file; of a capture in segments the last one.

@@ -10,7 +10,7 @@ from ..._warn import warn
 from ...errors import StrapTimeoutError
 from ..calls.calls import CallLog
 from ..tensors.sink import TensorSink
-from .counters import Counters
+from .capture_counters import CaptureCounters
 
 __all__ = ["Ending"]
 
@@ -37,7 +37,13 @@ class Ending:
     """
 
     def __init__(
-        self, session: Session, sink: TensorSink, log: CallLog, counters: Counters, *, durable: bool
+        self,
+        session: Session,
+        sink: TensorSink,
+        log: CallLog,
+        counters: CaptureCounters,
+        *,
+        durable: bool,
     ) -> None:
         self.interrupted = False
         self.gave_up = False

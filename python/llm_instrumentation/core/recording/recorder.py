@@ -22,7 +22,7 @@ from ..stats import CaptureStats
 from ..tensors.capture_state import CaptureState
 from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
-from .counters import Counters
+from .capture_counters import CaptureCounters
 from .ending import Ending
 from .monitor import Monitor
 from .opened import hooks_in_c, next_step, open_session, view_in_c
@@ -80,7 +80,7 @@ class Recorder:
             )  # fmt: skip
             self._gradients = Gradients(state, self._steps.numbers)
             self._streams = Streams(session, self._sink, log, plan.tracker)
-            self._counters = Counters(session, self._steps.numbers, self._hooks, log)
+            self._counters = CaptureCounters(session, self._steps.numbers, self._hooks, log)
             self._ending = Ending(
                 session, self._sink, log, self._counters, durable=plan.tracker is not None
             )

@@ -10,7 +10,7 @@ from typing import Protocol
 from ..config import InstrumentationConfig
 from ..files.run_records import Shard
 from ..tensors.capture_state import CaptureState
-from .counters import Counters
+from .capture_counters import CaptureCounters
 from .streams import Streams
 
 __all__ = ["Segments"]
@@ -56,7 +56,7 @@ class Segments:
         self,
         config: InstrumentationConfig,
         rank: Rank,
-        counters: Counters,
+        counters: CaptureCounters,
         streams: Streams,
         state: CaptureState,
     ) -> None:

@@ -13,10 +13,10 @@ from ..calls.step_numbers import StepNumbers
 from ..hooking.attached import AttachedHooks
 from ..stats import CaptureStats
 
-__all__ = ["Counters"]
+__all__ = ["CaptureCounters"]
 
 
-class Counters:
+class CaptureCounters:
     """Reads the counters of a capture.
 
     Args:
