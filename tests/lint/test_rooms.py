@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from python_modules import NAME, PACKAGE, imported, modules
 
 LARGEST_ROOM = 20  # modules
+LONGEST_FUNCTION = 80  # lines without the docstring
 
 
 def crowded(files: Iterable[Path]) -> list[Path]:
@@ -57,6 +59,20 @@ def circle(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
     return []
 
 
+def long_functions(source: str) -> list[str]:
+    """The functions that are too long."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            told = node.body[0] if ast.get_docstring(node) else None
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if told is not None:
+                lines -= (told.end_lineno or 0) - told.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                found.append(node.name)
+    return found
+
+
 def test_no_folder_has_too_many_modules():
     assert crowded(path for _, path in modules()) == []
 
@@ -74,6 +90,19 @@ def test_no_module_opens_a_closed_door():
 def test_no_modules_import_one_another_in_a_circle():
     sources = {name: (path.read_text(), path.name == "__init__.py") for name, path in modules()}
     assert circle(sources) == []
+
+
+def test_no_function_is_too_long():
+    assert {
+        name: found for name, path in modules() if (found := long_functions(path.read_text()))
+    } == {}
+
+
+def test_a_made_up_long_function_is_found():
+    lines = ["    x = 0"] * (LONGEST_FUNCTION - 1)
+    told = ['    """Is', "    told.", '    """']
+    assert long_functions("\n".join(["def f():", *told, *lines])) == []
+    assert long_functions("\n".join(["def f():", *told, *lines, "    y = 0"])) == ["f"]
 
 
 def test_a_made_up_crowd_is_found():

@@ -218,13 +218,12 @@ def train_sae(
         check_count(name, value)
     _check_choice("normalize", normalize, get_args(Normalization))
     _check_choice("bias", bias, get_args(Bias))
-    whole = data.rows // data.batch_size
     if steps is not None:
         check_count("steps", steps)
     settings = TrainingSettings(
         architecture=architecture,
         width=width,
-        steps=max(1, whole) if steps is None else steps,
+        steps=max(1, data.rows // data.batch_size) if steps is None else steps,
         normalize=normalize,
         bias=bias,
         seed=seed,
@@ -256,7 +255,6 @@ def train_sae(
         seconds = time.perf_counter() - began
         folder.mkdir(parents=True, exist_ok=True)
         saes = training.finish(folder)
-    tail = max(1, settings.steps // 10)
     report = TrainingReport(
         path=os.fspath(out),
         saes={layer: str(path) for layer, path in saes.items()},
@@ -265,20 +263,27 @@ def train_sae(
         steps=settings.steps,
         rows=settings.steps * data.batch_size,
         resumed_at=resumed_at,
-        losses={layer: sum(all_[-tail:]) / tail for layer, all_ in training.losses.items()},
+        losses=training.last_losses(max(1, settings.steps // 10)),
         seconds=seconds,
         waited_s=training.waited_s,
     )
+    _write_about(folder, data, settings, training)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return report
+
+
+def _write_about(
+    folder: Path, data: ActivationDataset, settings: TrainingSettings, training: SAETraining
+) -> None:
+    """Writes the losses of a training, and its manifest."""
     _write_losses(folder / LOSSES, training.losses)
     about = {
         "settings": dataclasses.asdict(settings),
         "layers": training.layers,
         "captures": [os.path.basename(capture) for capture in data.captures],
-        "rows": report.rows,
+        "rows": settings.steps * data.batch_size,
     }
     write_text(folder / MANIFEST, manifest_text(about))
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    return report
 
 
 def evaluate_sae(

@@ -78,7 +78,7 @@ def create_app(
         *(Route(f"/static/{name}", _page(name)) for name in _STATIC if name != "index.html"),
         *(
             Route(f"/api/{name}", _answering(answer, worker))
-            for name, answer in _answers(captures, features).items()
+            for name, answer in _Answers(captures, features).by_path().items()
         ),
     ]
     app = Starlette(
@@ -90,16 +90,128 @@ def create_app(
 # ---- what is asked ------------------------------------------------------------
 
 
-def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str, _Answer]:
-    """For each path below /api/ a function from the query to the answer."""
+# The paths below /api/.
+_PATHS = (
+    "site",
+    "overview",
+    "layers",
+    "activations",
+    "activation",
+    "axes",
+    "tile",
+    "value",
+    "texts",
+    "text",
+    "norms",
+    "vectors",
+    "search",
+    "features",
+    "feature",
+)
 
-    def capture(query: Query) -> Capture:
-        return captures[query.integer("capture", 0, high=len(captures) - 1)]
 
-    def page(query: Query) -> tuple[int, int]:
+class _Answers:
+    """The answers to queries. A public method answers the path of its name below /api/.
+
+    Args:
+        captures: the captures that are served.
+        features: the features of an autoencoder; None: none were given.
+    """
+
+    def __init__(self, captures: Sequence[Capture], features: Features | None) -> None:
+        self._captures = captures
+        self._given = features
+
+    def by_path(self) -> dict[str, _Answer]:
+        """The methods by the path that they answer."""
+        return {path: getattr(self, path) for path in _PATHS}
+
+    def site(self, query: Query) -> Any:
+        return {
+            "version": __version__,
+            "captures": [one.path for one in self._captures],
+            "features": None if self._given is None else self._given.about,
+        }
+
+    def overview(self, query: Query) -> Any:
+        one = self._capture(query)
+        if query.choice("refresh", ("0", "1")) == "1":
+            one.refresh()
+        return one.overview()
+
+    def layers(self, query: Query) -> Any:
+        return self._capture(query).layers(query.text("q"), *self._page(query))
+
+    def activations(self, query: Query) -> Any:
+        step = query.optional("step", high=_MOST)
+        return self._capture(query).activations(query.text("layer"), *self._page(query), step)
+
+    def activation(self, query: Query) -> Any:
+        return self._capture(query).activation(query.integer("row", high=_MOST), self._fold(query))
+
+    def axes(self, query: Query) -> Any:
+        top, left, height, width = self._part(query)
+        rect = top, left, min(height, _TOKENS), min(width, _TOKENS)
+        lead = query.integer("lead", 0, high=_MOST)
+        return self._capture(query).axes(query.integer("row", high=_MOST), lead, rect)
+
+    def tile(self, query: Query) -> Any:
+        found = self._capture(query).tile(
+            query.integer("row", high=_MOST),
+            self._fold(query),
+            query.integer("lead", 0, high=_MOST),
+            self._part(query),
+            query.integer("rows", 256, low=1, high=_SIDE),
+            query.integer("columns", 512, low=1, high=_SIDE),
+            query.choice("pool", POOLS),
+        )
+        return _FloatAnswer(found.values, {"sampled": found.sampled})
+
+    def value(self, query: Query) -> Any:
+        at = query.integer("at", high=_MOST)
+        return self._capture(query).value(query.integer("row", high=_MOST), at)
+
+    def texts(self, query: Query) -> Any:
+        return self._capture(query).texts(*self._page(query))
+
+    def text(self, query: Query) -> Any:
+        step, position = query.optional("step", high=_MOST), query.optional("position", high=_MOST)
+        at = None if step is None or position is None else (step, position)
+        sequence, layers, *_ = self._chosen(query)
+        return self._capture(query).text(sequence, layers, *self._page(query), at)
+
+    def norms(self, query: Query) -> Any:
+        begin = query.integer("begin", 0, high=_MOST)
+        count = query.integer("count", 100, low=1, high=_TOKENS)
+        values, problems = self._capture(query).norms(*self._chosen(query), begin, count)
+        return _FloatAnswer(values, {"problems": problems})
+
+    def vectors(self, query: Query) -> Any:
+        token = query.integer("at", high=_MOST)
+        columns = query.integer("columns", 512, low=1, high=_SIDE)
+        values, problems = self._capture(query).vectors(*self._chosen(query), token, columns)
+        return _FloatAnswer(values, {"problems": problems})
+
+    def search(self, query: Query) -> Any:
+        kind = query.choice("kind", SEARCHES)
+        return self._capture(query).search(kind, query.text("q"), *self._page(query))
+
+    def features(self, query: Query) -> Any:
+        order = query.choice("order", ORDERS)
+        return self._described().listing(order, *self._page(query))
+
+    def feature(self, query: Query) -> Any:
+        return self._described().feature(query.integer("feature", high=_MOST))
+
+    def _capture(self, query: Query) -> Capture:
+        """The capture of a query."""
+        return self._captures[query.integer("capture", 0, high=len(self._captures) - 1)]
+
+    def _page(self, query: Query) -> tuple[int, int]:
+        """The first row and the number of rows of a page."""
         return query.integer("begin", 0, high=_MOST), query.integer("count", 100, low=1, high=_PAGE)
 
-    def chosen(query: Query) -> tuple[int, str, int, int]:
+    def _chosen(self, query: Query) -> tuple[int, str, int, int]:
         """A text, and some of its layers."""
         return (
             query.integer("sequence", high=_MOST),
@@ -108,101 +220,26 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
             query.integer("many", _LAYERS, low=1, high=_LAYERS),
         )
 
-    def site(query: Query) -> Any:
-        return {
-            "version": __version__,
-            "captures": [one.path for one in captures],
-            "features": None if features is None else features.about,
-        }
-
-    def overview(query: Query) -> Any:
-        one = capture(query)
-        if query.choice("refresh", ("0", "1")) == "1":
-            one.refresh()
-        return one.overview()
-
-    def activations(query: Query) -> Any:
-        step = query.optional("step", high=_MOST)
-        return capture(query).activations(query.text("layer"), *page(query), step)
-
-    def fold(query: Query) -> int:
+    def _fold(self, query: Query) -> int:
+        """The columns of a tensor with one dimension; 0: the usual number."""
         return query.integer("fold", 0, high=1 << 24)
 
-    def activation(query: Query) -> Any:
-        return capture(query).activation(query.integer("row", high=_MOST), fold(query))
-
-    def part(query: Query) -> tuple[int, int, int, int]:
+    def _part(self, query: Query) -> tuple[int, int, int, int]:
+        """The top, left, height and width of a part of a tensor."""
         return (
             query.integer("top", high=_MOST), query.integer("left", high=_MOST),
             query.integer("height", high=_MOST), query.integer("width", high=_MOST),
         )  # fmt: skip
 
-    def axes(query: Query) -> Any:
-        top, left, height, width = part(query)
-        rect = top, left, min(height, _TOKENS), min(width, _TOKENS)
-        lead = query.integer("lead", 0, high=_MOST)
-        return capture(query).axes(query.integer("row", high=_MOST), lead, rect)
+    def _described(self) -> Features:
+        """The features.
 
-    def tile(query: Query) -> Any:
-        found = capture(query).tile(
-            query.integer("row", high=_MOST),
-            fold(query),
-            query.integer("lead", 0, high=_MOST),
-            part(query),
-            query.integer("rows", 256, low=1, high=_SIDE),
-            query.integer("columns", 512, low=1, high=_SIDE),
-            query.choice("pool", POOLS),
-        )
-        return _FloatAnswer(found.values, {"sampled": found.sampled})
-
-    def value(query: Query) -> Any:
-        at = query.integer("at", high=_MOST)
-        return capture(query).value(query.integer("row", high=_MOST), at)
-
-    def text(query: Query) -> Any:
-        step, position = query.optional("step", high=_MOST), query.optional("position", high=_MOST)
-        at = None if step is None or position is None else (step, position)
-        sequence, layers, *_ = chosen(query)
-        return capture(query).text(sequence, layers, *page(query), at)
-
-    def norms(query: Query) -> Any:
-        begin = query.integer("begin", 0, high=_MOST)
-        count = query.integer("count", 100, low=1, high=_TOKENS)
-        values, problems = capture(query).norms(*chosen(query), begin, count)
-        return _FloatAnswer(values, {"problems": problems})
-
-    def vectors(query: Query) -> Any:
-        token = query.integer("at", high=_MOST)
-        columns = query.integer("columns", 512, low=1, high=_SIDE)
-        values, problems = capture(query).vectors(*chosen(query), token, columns)
-        return _FloatAnswer(values, {"problems": problems})
-
-    def search(query: Query) -> Any:
-        kind = query.choice("kind", SEARCHES)
-        return capture(query).search(kind, query.text("q"), *page(query))
-
-    def described() -> Features:
-        if features is None:
+        Raises:
+            NotFoundError: none were given.
+        """
+        if self._given is None:
             raise NotFoundError("no features were given: start strap serve with --features FOLDER")
-        return features
-
-    return {
-        "site": site,
-        "overview": overview,
-        "layers": lambda query: capture(query).layers(query.text("q"), *page(query)),
-        "activations": activations,
-        "activation": activation,
-        "axes": axes,
-        "tile": tile,
-        "value": value,
-        "texts": lambda query: capture(query).texts(*page(query)),
-        "text": text,
-        "norms": norms,
-        "vectors": vectors,
-        "search": search,
-        "features": lambda query: described().listing(query.choice("order", ORDERS), *page(query)),
-        "feature": lambda query: described().feature(query.integer("feature", high=_MOST)),
-    }
+        return self._given
 
 
 # ---- answers ------------------------------------------------------------------

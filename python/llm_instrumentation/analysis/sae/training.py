@@ -378,6 +378,10 @@ class SAETraining:
 
     # ---- the end -----------------------------------------------------------------
 
+    def last_losses(self, count: int) -> dict[str, float]:
+        """The mean loss of each layer over the last training steps."""
+        return {layer: sum(all_[-count:]) / count for layer, all_ in self.losses.items()}
+
     def finish(self, out: Path) -> dict[str, Path]:
         """Writes each autoencoder to a folder of its own in `out`, in SAELens' format.
 
