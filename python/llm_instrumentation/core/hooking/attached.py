@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..._warn import warn
 from ...errors import UnsupportedError
@@ -70,6 +71,7 @@ class AttachedHooks:
         """
         with contextlib.ExitStack() as undo:
             undo.callback(gradients.forget)
+            undo.callback(self._remove)
             undo.callback(steps.entries.remove)
             steps.entries.hook_begins()
             for number, modules in enumerate(self._selected):
@@ -79,11 +81,9 @@ class AttachedHooks:
                         self._state, steps, config, gradients, tensors,
                         len(self._hooked), self.ran, self.unwalked,
                     )  # fmt: skip
-                    handles = []
-                    for handle in hooks.attach(module, OwnHook):
-                        handles.append(handle)
-                        undo.callback(handle.remove)
+                    handles: list[RemovableHandle] = []
                     self._hooked.append(Hooked(number, name, module, tensors.root, handles))
+                    handles.extend(hooks.attach(module, OwnHook))
             rewiring = Rewiring(self._models, list(self._hooked), self._rewired)
             undo.enter_context(rewiring.followed())
             steps.entries.hook_ends()
@@ -123,6 +123,11 @@ class AttachedHooks:
         self._models.clear()
         self._selected.clear()
         self._hooked.clear()
+
+    def _remove(self) -> None:
+        for one in self._hooked:
+            for handle in one.handles:
+                handle.remove()
 
     def _rewired(self, place: str, gone: list[Hooked]) -> None:
         """Handles that another module has taken the place of hooked ones."""
