@@ -18,7 +18,7 @@ import pytest
 import torch
 from llm_instrumentation._native import ForwardHooks
 from llm_instrumentation.core import sampling
-from llm_instrumentation.core.calls import calls
+from llm_instrumentation.core.calls import call_writer, waiting_calls
 from llm_instrumentation.core.tensors import sink
 from llm_instrumentation.memory import cuda_manager
 from torch.utils._device import _device_constructors
@@ -191,9 +191,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         lambda self, stream: cuda.log.append(("lend", str(self.dtype), stream.name)),
     )
     monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
-    for module in (calls, cuda_manager, sampling, sink):
+    for module in (waiting_calls, cuda_manager, sampling, sink):
         monkeypatch.setattr(module, "on_cuda", lambda tensor: True)
-    for module in (calls, cuda_manager):
+    for module in (call_writer, cuda_manager):
         monkeypatch.setattr(module, "wait_beside_graphs", lambda: cuda.wait("beside graphs"))
     return cuda
 

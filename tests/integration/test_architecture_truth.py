@@ -15,7 +15,7 @@ from architecture_truth.cells import Cell
 from architecture_truth.forwards import forward_cells
 from architecture_truth.page import PAGE, line_of, lines_of_page, version_of_page
 from architecture_truth.processes import truths
-from llm_instrumentation.core.calls.layouts import Layouts
+from llm_instrumentation.core.tensors.layouts import Layouts
 from tiny_models import MODEL_TYPES, SKIPPED, make
 
 # One of each kind of structure: norms, positions, caches, experts, states, parts of other models.

@@ -14,7 +14,7 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
-from llm_instrumentation.core.calls.model_layouts import layouts_of
+from llm_instrumentation.core.tensors.model_layouts import layouts_of
 from llm_instrumentation.errors import UnsupportedError
 from llm_instrumentation.interventions import Site, apply, intervene, mean, zero
 from torch import Tensor, nn

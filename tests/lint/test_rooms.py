@@ -12,6 +12,7 @@ from python_modules import NAME, PACKAGE, imported, modules
 
 LARGEST_ROOM = 20  # modules
 LONGEST_FUNCTION = 80  # lines without the docstring
+MOST_ATTRIBUTES = 15  # of a class in core
 
 
 def crowded(files: Iterable[Path]) -> list[Path]:
@@ -73,6 +74,24 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
+def wide_classes(source: str) -> list[str]:
+    """The classes that assign too many attributes of `self`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            names = {
+                inner.attr
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Attribute)
+                and isinstance(inner.ctx, ast.Store)
+                and isinstance(inner.value, ast.Name)
+                and inner.value.id == "self"
+            }
+            if len(names) > MOST_ATTRIBUTES:
+                found.append(node.name)
+    return found
+
+
 def test_no_folder_has_too_many_modules():
     assert crowded(path for _, path in modules()) == []
 
@@ -103,6 +122,21 @@ def test_a_made_up_long_function_is_found():
     told = ['    """Is', "    told.", '    """']
     assert long_functions("\n".join(["def f():", *told, *lines])) == []
     assert long_functions("\n".join(["def f():", *told, *lines, "    y = 0"])) == ["f"]
+
+
+def test_no_class_of_core_has_too_many_attributes():
+    assert {
+        name: found
+        for name, path in modules()
+        if name.startswith(f"{NAME}.core.") and (found := wide_classes(path.read_text()))
+    } == {}
+
+
+def test_a_made_up_wide_class_is_found():
+    names = [f"        self.a{number} = self.b = 0" for number in range(MOST_ATTRIBUTES - 1)]
+    source = "\n".join(["class Wide:", "    def f(self):", *names])
+    assert wide_classes(source) == []
+    assert wide_classes(f"{source}\n        self.c: int = self.d") == ["Wide"]
 
 
 def test_a_made_up_crowd_is_found():

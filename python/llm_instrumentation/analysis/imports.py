@@ -19,9 +19,9 @@ from .._atomic import sync_directory, typed_errors
 from .._cpus import usable_cpus
 from .._files import partial_beside, remove_leftovers
 from .._native import Reader, Session
-from ..core.calls.layouts import Layouts
 from ..core.files.calls_file import CallsFile, Column, calls_path_for
 from ..core.files.earlier import EarlierFiles
+from ..core.tensors.layouts import Layouts
 from ..core.token_files import load_token_metadata, save_token_metadata, token_file_paths
 from ..errors import (
     BusyError,

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from ..._json import load_json
 from ..._parsing import parsing
-from ...core.calls.layouts import Layouts
 from ...core.files.calls_file import open_calls, read_calls
+from ...core.tensors.layouts import Layouts
 from ...errors import CorruptError
 from ..rows import NoCallsError, NotTokenAlignedError
 from .columns import plain

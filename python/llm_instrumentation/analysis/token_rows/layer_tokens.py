@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...core.calls.layouts import Layouts
 from ...core.last_position import TRANSFORM as LAST_POSITION
+from ...core.tensors.layouts import Layouts
 from ...errors import InvalidArgumentError
 from ..reading.calls import Calls, Chosen
 from ..reading.elements import element_size

@@ -8,7 +8,7 @@ import time
 
 from ..._native import Session
 from ...errors import StrapError
-from ..calls.calls import CallLog
+from ..calls.call_log import CallLog
 from ..calls.step_numbers import StepNumbers
 from ..hooking.attached import AttachedHooks
 from ..stats import CaptureStats

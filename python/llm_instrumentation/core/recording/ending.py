@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..._native import Session
 from ..._warn import warn
 from ...errors import StrapTimeoutError
-from ..calls.calls import CallLog
+from ..calls.call_log import CallLog
 from ..tensors.sink import TensorSink
 from .capture_counters import CaptureCounters
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..calls.arguments import is_main_part
-from ..calls.calls import CallLog
+from ..calls.call_log import CallLog
 from ..hooking.rewiring import Rewiring
 from ..selection import original_name
 from ..tensors.capture_state import CaptureState

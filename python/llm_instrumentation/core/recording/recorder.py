@@ -9,10 +9,9 @@ import weakref
 
 from ..._warn import warn
 from ...errors import CaptureError
-from ..calls.calls import CallLog, check_place
+from ..calls.call_log import CallLog, check_place
 from ..calls.crops import follow_crops
 from ..calls.encoders import encoders_of
-from ..calls.model_layouts import layouts_of
 from ..calls.steps import Steps
 from ..files.earlier import remove_earlier
 from ..hooking.attached import AttachedHooks
@@ -20,6 +19,7 @@ from ..hooking.eager import run_eagerly
 from ..hooking.gradients import Gradients
 from ..stats import CaptureStats
 from ..tensors.capture_state import CaptureState
+from ..tensors.model_layouts import layouts_of
 from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
 from .capture_counters import CaptureCounters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..._native import Session
 from ...errors import StrapTimeoutError
-from ..calls.calls import CallLog
+from ..calls.call_log import CallLog
 from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
 
