@@ -1,8 +1,9 @@
-"""The rules of the Python package's rooms: their size, their doors, and no imports in a circle."""
+"""The rules of rooms: their size, their doors, no imports in a circle, no long functions."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 from python_modules import NAME, PACKAGE, imported, modules
 
+GO = PACKAGE.parents[1] / "libstrap"
+
 LARGEST_ROOM = 20  # modules
-LONGEST_FUNCTION = 80  # lines without the docstring
+LONGEST_FUNCTION = 80  # lines of Python without the docstring
+LONGEST_GO_FUNCTION = 100  # lines
 MOST_ATTRIBUTES = 15  # of a class in core
 
 
@@ -74,6 +78,26 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
+def long_go_functions(source: str) -> list[str]:
+    """The functions of Go that are too long. gofmt puts the last brace alone on its line."""
+    return [
+        found[1]
+        for found in re.finditer(r"^func ([^{]*)\{\n(.*?)^\}$", source, re.MULTILINE | re.DOTALL)
+        if found[2].count("\n") + 2 > LONGEST_GO_FUNCTION
+    ]
+
+
+def traces_on_pages(source: str) -> list[str]:
+    """The functions that take what only a memory trace has."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            names = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+            if names & {"region_type", "validity"}:
+                found.append(node.name)
+    return found
+
+
 def wide_classes(source: str) -> list[str]:
     """The classes that assign too many attributes of `self`."""
     found = []
@@ -122,6 +146,30 @@ def test_a_made_up_long_function_is_found():
     told = ['    """Is', "    told.", '    """']
     assert long_functions("\n".join(["def f():", *told, *lines])) == []
     assert long_functions("\n".join(["def f():", *told, *lines, "    y = 0"])) == ["f"]
+
+
+def test_no_function_of_go_is_too_long():
+    sources = [path for path in GO.rglob("*.go") if not path.name.endswith("_test.go")]
+    assert len(sources) > 100
+    assert {
+        path.name: found for path in sources if (found := long_go_functions(path.read_text()))
+    } == {}
+
+
+def test_a_made_up_long_function_of_go_is_found():
+    lines = "\tx++\n" * (LONGEST_GO_FUNCTION - 2)
+    assert long_go_functions(f"func f(a int) int {{\n{lines}}}\n") == []
+    assert long_go_functions(f"func f(a int) int {{\n{lines}\n}}\n") == ["f(a int) int "]
+
+
+def test_pages_know_nothing_of_traces():
+    """The looks of region types are in `mrm.reporter.looks`."""
+    assert {
+        name: found
+        for name, path in modules()
+        if name.startswith(f"{NAME}._pages.") and (found := traces_on_pages(path.read_text()))
+    } == {}
+    assert traces_on_pages("def card(region_type): ...\ndef page(title): ...") == ["card"]
 
 
 def test_no_class_of_core_has_too_many_attributes():

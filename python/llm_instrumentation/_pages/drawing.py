@@ -1,6 +1,6 @@
 """The common look of all figures (colours, fonts, axes), and how they are saved.
 
-A region type has the same colour in all figures. Figures are made without pyplot. matplotlib's
+Figures are made without pyplot. matplotlib's
 settings are global, so :func:`settings` sets them under a lock. So several threads can make
 reports, and the user's own style does not change the figures.
 """
@@ -39,11 +39,11 @@ from . import units
 from .theme import ALARM as ALARM
 from .theme import GRID as GRID
 from .theme import INK as INK
-from .theme import LOOKS, OTHER, css_colors
 from .theme import MUTED as MUTED
 from .theme import PALETTE as PALETTE
 from .theme import RULE as RULE
 from .theme import SURFACE as SURFACE
+from .theme import css_colors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,21 +104,6 @@ _STYLE: dict[str, Any] = {
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOCK = threading.RLock()
-
-
-def color(region_type: str) -> str:
-    """The colour of a region type on a white page."""
-    return LOOKS.get(region_type, OTHER)[0]
-
-
-def line(region_type: str) -> Any:
-    """The line style of a region type. It tells lines apart in print without colour."""
-    return LOOKS.get(region_type, OTHER)[2]
-
-
-def css_color(region_type: str) -> str:
-    """The CSS variable of a region type's colour."""
-    return f"var(--{region_type})" if region_type in LOOKS else "var(--other)"
 
 
 @functools.cache
@@ -293,18 +278,6 @@ def name_y(figure: Figure, what: str) -> None:
     figure.text(
         0.1 / WIDTH_IN, (low + high) / 2, what,
         rotation="vertical", ha="left", va="center", color=MUTED,
-    )  # fmt: skip
-
-
-def panel_label(axes: Axes, region_type: str, remark: str) -> None:
-    """Writes the region type, in its colour, and a remark above the left corner of a panel."""
-    name = axes.annotate(
-        region_type, (0, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
-        color=color(region_type), fontweight="bold", va="bottom",
-    )  # fmt: skip
-    axes.annotate(
-        remark, (1, 0), xycoords=name, xytext=(7, 0), textcoords="offset points",
-        color=MUTED, va="bottom",
     )  # fmt: skip
 
 

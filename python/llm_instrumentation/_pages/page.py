@@ -21,13 +21,12 @@ with extra("report", "A report"):
     import pandas as pd
 
 from . import units
-from .drawing import css_color
 from .theme import css_root
 
 __all__ = [
+    "Cells",
     "Markup",
     "badge",
-    "card",
     "chip",
     "code_block",
     "contents",
@@ -41,16 +40,12 @@ __all__ = [
     "paragraph",
     "section",
     "side_by_side",
-    "swatch",
     "table",
-    "tone_of",
     "turned_table",
 ]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-_SUITABILITY = {"high_mrm": "good", "medium_mrm": "fair", "low_mrm": "plain"}
-_VALIDITY = {"clean": "good", "marginal": "fair", "contaminated": "bad"}
 _PIXELS_PER_IN = 92  # of figures that are shown at their size
 _MARKS = {"good": "✓", "fair": "!", "bad": "✕", "plain": ""}
 
@@ -124,33 +119,15 @@ def chip(label: str, value: str, tone: str = "plain") -> str:
     )
 
 
-def badge(word: str) -> str:
-    """A class of suitability or validity in its colour."""
-    tone = {**_SUITABILITY, **_VALIDITY}.get(word, "plain")
+def badge(word: str, tone: str) -> str:
+    """A word in the colour of its tone: good, fair, bad or plain."""
     mark = f"{_MARKS[tone]} " if _MARKS[tone] else ""
     return f'<span class="badge {tone}">{mark}{escape(word)}</span>'
-
-
-def tone_of(validity: str | None) -> str:
-    return _VALIDITY.get(validity or "", "plain")
 
 
 def notice(tone: str, *lines: str) -> str:
     """Highlighted paragraphs. ``tone`` is good, fair, bad or plain."""
     return f'<div class="notice {tone}">{"".join(paragraph(line) for line in lines)}</div>'
-
-
-def swatch(region_type: str) -> str:
-    return f'<span class="swatch" style="--kind: {css_color(region_type)}"></span>'
-
-
-def card(region_type: str, corner: str, sentence: str, why: str) -> str:
-    """A box about one region type. ``corner`` is HTML that this module made."""
-    return (
-        f'<article class="card" style="--kind: {css_color(region_type)}">'
-        f"<header><h3>{escape(region_type)}</h3>{corner}</header>"
-        f"{paragraph(sentence)}{paragraph(why, 'why') if why else ''}</article>"
-    )
 
 
 def figure(svg: str, caption: str = "", *, width_in: float | None = None) -> str:
@@ -210,16 +187,28 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
+#: For some columns, the function that writes their cells as HTML.
+Cells = Mapping[str, Callable[[Any], str]]
+
+
+def table(
+    rows: pd.DataFrame, columns: Sequence[str] | None = None, cells: Cells | None = None
+) -> str:
     """A table of a frame. Numbers get the units that the column's name implies; see formatter.
 
     A cell may be a tuple of a text and the relative path that it links to; None is no link.
+
+    Args:
+        rows: the frame.
+        columns: the columns to show; None: all.
+        cells: writes the cells of some columns, but for missing values.
     """
+    written = cells or {}
     names = list(rows.columns if columns is None else columns)
     if rows.empty:
         return ""
     css = {
-        name: ' class="t"' if name == "region_type"
+        name: ' class="t"' if name in written
         else ' class="n"' if pd.api.types.is_numeric_dtype(rows[name])
         else ""
         for name in names
@@ -227,10 +216,11 @@ def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
     head = "".join(f"<th{css[name]}>{_breakable(str(name))}</th>" for name in names)
     body = []
     for row in rows[names].itertuples(index=False, name=None):
-        cells = []
-        for name, value in zip(names, row, strict=True):
-            cells.append(f"<td{css[name]}>{_cell(str(name), value)}</td>")
-        body.append(f"<tr>{''.join(cells)}</tr>")
+        told = [
+            f"<td{css[name]}>{_cell(str(name), value, written)}</td>"
+            for name, value in zip(names, row, strict=True)
+        ]
+        body.append(f"<tr>{''.join(told)}</tr>")
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
@@ -268,30 +258,35 @@ def _breakable(name: str) -> str:
     return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
 
 
-def turned_table(rows: pd.DataFrame) -> str:
-    """A table of a frame with one row per region type. The table has one column per region type."""
+def turned_table(rows: pd.DataFrame, heads: Sequence[str], cells: Cells | None = None) -> str:
+    """A table of a frame with its rows as columns.
+
+    Args:
+        rows: the frame.
+        heads: the head of each row as HTML.
+        cells: see `table`.
+    """
     if rows.empty:
         return ""
-    head = "".join(
-        f'<th class="n">{swatch(str(name))}{escape(str(name))}</th>' for name in rows["region_type"]
-    )
+    written = cells or {}
+    head = "".join(f'<th class="n">{one}</th>' for one in heads)
     body = []
-    for name in rows.columns.drop("region_type"):
-        cells = "".join(f'<td class="n">{_cell(str(name), value)}</td>' for value in rows[name])
-        body.append(f"<tr><td>{_breakable(str(name))}</td>{cells}</tr>")
+    for name in rows.columns:
+        told = "".join(
+            f'<td class="n">{_cell(str(name), value, written)}</td>' for value in rows[name]
+        )
+        body.append(f"<tr><td>{_breakable(str(name))}</td>{told}</tr>")
     return (
         '<div class="scroll" tabindex="0"><table class="turned"><thead><tr><th></th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _cell(column: str, value: Any) -> str:
-    if column == "region_type":
-        return f"{swatch(str(value))}{escape(str(value))}"
-    if column in ("suitability", "validity"):
-        return units.UNKNOWN if _missing(value) else badge(str(value))
+def _cell(column: str, value: Any, written: Cells) -> str:
     if _missing(value):
         return units.UNKNOWN
+    if column in written:
+        return written[column](value)
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, tuple):

@@ -29,7 +29,7 @@ from ..storage import check_local, url_of
 from .reading.elements import dtype_name, torch_dtype
 from .rows import COLUMNS
 from .token_rows.capture_tokens import LayersDifferError, Where
-from .token_rows.dataset_tokens import Batch, Tokens, Wanted
+from .token_rows.dataset_tokens import Batch, DatasetTokens, Wanted
 from .training.pool import PoolOrder
 from .training.pool_rows import PoolRows
 from .training.shuffled import Field, ShuffledEpoch, ShuffledRows
@@ -180,7 +180,7 @@ class ActivationDataset(IterableDataset[Batch]):
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        self._tokens = Tokens(self.captures, self.layers, **self._how)
+        self._tokens = DatasetTokens(self.captures, self.layers, **self._how)
         self.left_out = self._tokens.left_out
         total = self._tokens.rows
         self._first = total * self.rank // self.world_size

@@ -64,7 +64,7 @@ from .reading.selection import Selector, among, bounds
 from .reading.snapshot import Snapshot, StoredForm
 from .rows import Rows
 from .salvage import SalvageReport, salvage
-from .token_rows.layer_tokens import TokenVectors
+from .token_rows.layer_tokens import LayerTokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -386,12 +386,12 @@ class ActivationReader:
 
     def _vectors(
         self, layer: str, steps: Selector, requests: Any, tokenizer: Any, without_calls: bool
-    ) -> TokenVectors:
+    ) -> LayerTokens:
         chosen = self[layer].select(steps=steps, requests=requests)
         if not len(chosen):
             raise UnknownActivationError(f"no activation of {layer!r} is chosen")
         calls = None if without_calls else self._calls_of_capture()
-        vectors = TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
+        vectors = LayerTokens(self._snapshot, chosen._rows, calls, tokenizer)
         if vectors.unknown_padding and self._warn and not self._told_padding:
             self._told_padding = True
             warn(

@@ -24,7 +24,7 @@ from .reading.elements import dtype_name, from_storage, numpy_dtype, storage_dty
 if TYPE_CHECKING:
     import torch
 
-    from .token_rows.layer_tokens import TokenVectors
+    from .token_rows.layer_tokens import LayerTokens
 
 __all__ = ["COLUMNS", "NoCallsError", "NotTokenAlignedError", "Row", "Rows"]
 
@@ -111,7 +111,7 @@ class Rows(Sequence["Row"]):
             tokens are padding. All of their tokens have rows.
     """
 
-    def __init__(self, source: TokenVectors, places: Ints) -> None:
+    def __init__(self, source: LayerTokens, places: Ints) -> None:
         self._source = source
         self._places = places  # of the tokens, in all tokens of the layer
         self.layer = source.layer

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ...errors import StrapError
 from ..reader import ActivationReader
 from ..rows import Rows
-from .layer_tokens import TokenVectors
+from .layer_tokens import LayerTokens
 
-__all__ = ["LayersDifferError", "Plan", "TokenSet", "Where"]
+__all__ = ["CaptureTokens", "LayersDifferError", "Plan", "Where"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class LayersDifferError(StrapError, ValueError):
     """Layers or captures do not have vectors of the same tokens, widths or types."""
 
 
-class TokenSet:
+class CaptureTokens:
     """The tokens of one capture that all chosen layers have vectors of, in the order of capture.
 
     Args:
@@ -58,7 +58,7 @@ class TokenSet:
         without_calls: bool = False,
         where: Where | None = None,
     ) -> None:
-        def vectors(name: str, steps: Any = None) -> TokenVectors:
+        def vectors(name: str, steps: Any = None) -> LayerTokens:
             return reader._vectors(name, steps, None, None, without_calls)
 
         self.reader = reader

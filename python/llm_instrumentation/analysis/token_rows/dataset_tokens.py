@@ -16,9 +16,9 @@ import torch
 from ..reader import ActivationReader
 from ..reading.elements import torch_dtype
 from ..training.recycled import Recycled
-from .capture_tokens import LayersDifferError, Plan, TokenSet
+from .capture_tokens import CaptureTokens, LayersDifferError, Plan
 
-__all__ = ["Batch", "Tokens", "Wanted"]
+__all__ = ["Batch", "DatasetTokens", "Wanted"]
 
 _ALIGNMENT = 64  # of the vectors of a layer
 
@@ -35,12 +35,12 @@ class Wanted(NamedTuple):
         rows: the number of tokens.
     """
 
-    plans: list[tuple[TokenSet, Ints, Plan]]
+    plans: list[tuple[CaptureTokens, Ints, Plan]]
     begins: list[int]
     rows: int
 
 
-class Tokens:
+class DatasetTokens:
     """The tokens of all captures, numbered in turn.
 
     Args: see `ActivationDataset`.
@@ -51,18 +51,18 @@ class Tokens:
         dtypes: the stored type of the values, by layer.
         vector_bytes: of a vector, by layer.
         rows: the number of tokens.
-        left_out: activations that are not used; see `TokenSet`.
+        left_out: activations that are not used; see `CaptureTokens`.
     """
 
     def __init__(self, captures: Sequence[str], layers: Sequence[str], **how: Any) -> None:
-        self.sets: list[TokenSet] = []
+        self.sets: list[CaptureTokens] = []
         readers: list[ActivationReader] = []
         try:
             for capture in captures:
                 reader = ActivationReader(capture)
                 readers.append(reader)
                 names = [name for pattern in layers for name in reader._fitting(pattern)]
-                self.sets.append(TokenSet(reader, list(dict.fromkeys(names)), **how))
+                self.sets.append(CaptureTokens(reader, list(dict.fromkeys(names)), **how))
             self._check(captures)
         except BaseException:
             for reader in readers:
@@ -81,7 +81,7 @@ class Tokens:
     def _check(self, captures: Sequence[str]) -> None:
         """Checks that all captures have the same layers, models, widths and types."""
 
-        def forms(tokens: TokenSet) -> list[tuple[str, str, Any, str]]:
+        def forms(tokens: CaptureTokens) -> list[tuple[str, str, Any, str]]:
             return [(layer.layer, layer.model, layer.shape, layer.dtype) for layer in tokens.layers]
 
         first = forms(self.sets[0])

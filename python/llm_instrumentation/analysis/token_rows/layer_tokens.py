@@ -25,7 +25,7 @@ from .layout import (
 if TYPE_CHECKING:
     from ..reading.snapshot import Snapshot
 
-__all__ = ["Spans", "TokenVectors"]
+__all__ = ["LayerTokens", "Spans"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class Spans(NamedTuple):
     length: Ints
 
 
-class TokenVectors:
+class LayerTokens:
     """All tokens of a layer, also those of padding, and where their vectors are.
 
     A token's place is its number among the tokens of all the layer's activations, in capture order;
@@ -310,7 +310,7 @@ class TokenVectors:
 
     # ---- tokens ---------------------------------------------------------------
 
-    def difference(self, other: TokenVectors) -> str:
+    def difference(self, other: LayerTokens) -> str:
         """How the tokens of another layer differ from those of this one; "" if they do not."""
         if len(self.steps) != len(other.steps):
             return (

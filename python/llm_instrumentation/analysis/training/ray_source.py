@@ -14,7 +14,7 @@ from ..._extras import extra
 from ...errors import InvalidArgumentError
 from ..reading.elements import dtype_name, torch_dtype
 from ..rows import COLUMNS
-from ..token_rows.dataset_tokens import Tokens
+from ..token_rows.dataset_tokens import DatasetTokens
 
 with extra("ray", "ray_dataset"):
     from ray.data import Datasource, ReadTask
@@ -49,7 +49,7 @@ class CaptureSource(Datasource):  # type: ignore[misc]
             )
         self._layers, self._columns, self._how = layers, columns, how
         self._dtype = None if dtype is None else dtype_name(dtype)
-        with contextlib.closing(Tokens(captures, layers, **how)) as tokens:
+        with contextlib.closing(DatasetTokens(captures, layers, **how)) as tokens:
             rows = [len(one) for one in tokens.sets]
             self._row_bytes = 8 * len(columns) + sum(
                 tokens.vector_bytes[name] * self._given(tokens.dtypes[name]).itemsize
@@ -95,7 +95,7 @@ class CaptureSource(Datasource):  # type: ignore[misc]
     def _read(self, capture: str, rows: int, first: int, end: int) -> Iterator[Block]:
         """The rows [first, end) of a capture, which had ``rows`` rows when the tasks were made."""
         size = max(_BLOCK_BYTES // self._row_bytes, 1)
-        with contextlib.closing(Tokens([capture], self._layers, **self._how)) as tokens:
+        with contextlib.closing(DatasetTokens([capture], self._layers, **self._how)) as tokens:
             if tokens.rows != rows:
                 raise InvalidArgumentError(
                     f"{capture} has {tokens.rows} rows, and had {rows} when the data set was made"
@@ -107,8 +107,8 @@ class CaptureSource(Datasource):  # type: ignore[misc]
                     {name: self._plain(name, values, tokens) for name, values in batch.items()}
                 )
 
-    def _plain(self, name: str, values: Any, tokens: Tokens) -> Any:
-        """A column as a numpy array of its own, because `Tokens` uses its memory again."""
+    def _plain(self, name: str, values: Any, tokens: DatasetTokens) -> Any:
+        """A column as a numpy array of its own, because `DatasetTokens` uses its memory again."""
         if isinstance(values, list):
             return np.array(values, object)
         if name in tokens.dtypes:

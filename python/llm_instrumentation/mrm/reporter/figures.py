@@ -26,6 +26,7 @@ with extra("mrm", "A figure of a run"):
 
 from ..._pages import drawing, units
 from ..._pages.drawing import Floats
+from . import looks
 from .tables import as_frames, in_order
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def draw_retention_histogram(tables: Frames) -> Figure:
     # A logarithmic axis has no 0, so regions with retention 0 get a bar of their own on the left.
     nowhere = first / 10**0.6
     for name, axes in axes_of.items():
-        shade = drawing.color(name)
+        shade = looks.color(name)
         counts, _ = np.histogram(values[name], edges)
         axes.bar(edges[:-1], counts, np.diff(edges) * 0.94, align="edge", color=shade)
         if any(zeros.values()):
@@ -159,7 +160,7 @@ def draw_retention_histogram(tables: Frames) -> Figure:
             axes.bar(nowhere, zeros[name], nowhere * 0.6, color=shade, alpha=0.45)
         drawing.count_axis(axes, max(counts.max(), zeros[name]))
         axes.grid(axis="y")
-        drawing.panel_label(axes, name, _spread(values[name], "region"))
+        looks.panel_label(axes, name, _spread(values[name], "region"))
         _mark_limits(axes, first, last, named=axes is axes_of[types[0]])
     if any(zeros.values()):
         _add_zero_tick(axes_of[types[-1]], first, nowhere)
@@ -191,7 +192,7 @@ def draw_working_set(tables: Frames) -> Figure:
     )  # fmt: skip
     axes = drawing.panels(figure, 1, left_in=0.95, top_in=drawing.BARE_TOP_IN)[0]
     place = np.arange(len(table), dtype=float)[::-1]
-    shades = [drawing.color(name) for name in table.index]
+    shades = [looks.color(name) for name in table.index]
     _draw_sizes(axes, place, sizes, shades)
     for y, row, bytes_, summed in zip(place, table.itertuples(), sizes, sums, strict=True):
         told = f"{units.size(bytes_)} in {units.counted(row.n_regions, 'region')}"
@@ -227,7 +228,7 @@ def draw_write_once(tables: Frames) -> Figure:
     for y, name in zip(place, types, strict=True):
         rows = table[table["region_type"] == name]
         ratios = rows["write_once_ratio"].to_numpy(float)
-        axes.barh(y, ratios.mean(), 0.55, color=drawing.color(name))
+        axes.barh(y, ratios.mean(), 0.55, color=looks.color(name))
         if len(ratios) > 1:
             axes.hlines(y, *np.quantile(ratios, (0.1, 0.9)), color=drawing.INK, linewidth=1.2)
         once, stored = rows["n_write_once_addresses"].sum(), rows["n_written_addresses"].sum()
@@ -292,7 +293,7 @@ def draw_kv_growth(tables: Frames) -> Figure:
     axes = drawing.panels(
         figure, 1, left_in=0.85, right_in=0.75, top_in=drawing.BARE_TOP_IN
     )[0]  # fmt: skip
-    shade = drawing.color("kv_cache")
+    shade = looks.color("kv_cache")
     ends: list[tuple[float, str, str]] = []
     top = 1.0
     for column, rows, name, color, dashes in (
@@ -344,12 +345,12 @@ def draw_working_set_over_time(tables: Frames) -> Figure:
     figure, axes_of, x = _time_panels(table, title, f"Distinct pages touched in each {width}")
     for name, axes in axes_of.items():
         y = _over_windows(table, name, "working_set_bytes")
-        axes.fill_between(x, y, step="post", color=drawing.color(name), linewidth=0)
+        axes.fill_between(x, y, step="post", color=looks.color(name), linewidth=0)
         axes.set_ylim(0, max(y.max(), 1) * 1.08)
         axes.yaxis.set_major_locator(FixedLocator([0, y.max()]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value)))
         axes.grid(axis="y")
-        drawing.panel_label(axes, name, f"at most {units.size(y.max())}")
+        looks.panel_label(axes, name, f"at most {units.size(y.max())}")
     drawing.name_y(figure, "working set")
     return figure
 
@@ -375,15 +376,15 @@ def draw_bandwidth_over_time(tables: Frames) -> Figure:
         seconds = _window_seconds(table)
         up = _over_windows(table, name, loads) / seconds
         down = _over_windows(table, name, stores) / seconds
-        axes.fill_between(x, up, step="post", color=drawing.color(name), linewidth=0)
-        axes.fill_between(x, -down, step="post", color=drawing.color(name), alpha=0.5, linewidth=0)
+        axes.fill_between(x, up, step="post", color=looks.color(name), linewidth=0)
+        axes.fill_between(x, -down, step="post", color=looks.color(name), alpha=0.5, linewidth=0)
         axes.axhline(0, color=drawing.INK, linewidth=0.6)
         top, bottom = max(up.max(), 0), max(down.max(), 0)
         margin = max(top + bottom, 1e-12) * 0.06
         axes.set_ylim(-bottom - margin, top + margin)
         axes.yaxis.set_major_locator(FixedLocator(_apart([-bottom, 0, top])))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
-        drawing.panel_label(axes, name, f"at most {rate(top)} loaded, {rate(bottom)} stored")
+        looks.panel_label(axes, name, f"at most {rate(top)} loaded, {rate(bottom)} stored")
     drawing.name_y(figure, "bandwidth" if in_bytes else "accesses")
     return figure
 
@@ -448,12 +449,12 @@ def draw_reuse_interval(tables: Frames) -> Figure:
         right = rows["bin_high_ns"].to_numpy(float) / 1e9
         drawing.log_time_axis(axes, low, high)
         parts = counts / max(counts.sum(), 1)
-        axes.bar(left, parts, (right - left) * 0.94, align="edge", color=drawing.color(name))
+        axes.bar(left, parts, (right - left) * 0.94, align="edge", color=looks.color(name))
         axes.set_ylim(0, max(parts.max(), 1e-9) * 1.08)
         axes.yaxis.set_major_locator(MaxNLocator(2))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y")
-        drawing.panel_label(axes, name, units.counted(int(counts.sum()), "interval"))
+        looks.panel_label(axes, name, units.counted(int(counts.sum()), "interval"))
     panels[-1].set_xlabel("time between accesses (logarithmic)")
     drawing.name_y(figure, "part of the intervals")
     return figure
@@ -483,7 +484,7 @@ def draw_process_memory(tables: Frames) -> Figure:
         highest = float(np.nanmax(y))
         axes.set_ylim(0, max(highest, 1e-9) * 1.08)
         axes.grid(axis="y")
-        drawing.panel_label(axes, name, f"at most {told(highest)}")
+        looks.panel_label(axes, name, f"at most {told(highest)}")
     drawing.size_axis(memory, "y")
     processor.yaxis.set_major_locator(MaxNLocator(3))
     processor.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
@@ -570,13 +571,13 @@ def _name_rows(axes: Axes, place: Floats, names: Sequence[str]) -> None:
     axes.set_yticks(place, [drawing.shown(name, 14) for name in names])
     axes.spines["left"].set_visible(False)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
-        label.set_color(drawing.color(name))
+        label.set_color(looks.color(name))
         label.set_fontweight("bold")
         label.set_fontsize(8)
 
 
 def _curve(axes: Axes, x: Floats, y: Floats, name: str, **how: Any) -> None:
-    axes.plot(x, y, color=drawing.color(name), linestyle=drawing.line(name), **how)
+    axes.plot(x, y, color=looks.color(name), linestyle=looks.line(name), **how)
 
 
 def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> None:
@@ -590,7 +591,7 @@ def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> Non
         right = np.log(at / first) > 0.8 * np.log(last / first)
         axes.annotate(
             name, (at, height), xytext=(-6 if right else 6, 0), textcoords="offset points",
-            ha="right" if right else "left", va="center", color=drawing.color(name),
+            ha="right" if right else "left", va="center", color=looks.color(name),
             fontweight="bold",
             bbox={"boxstyle": "square,pad=0.15", "facecolor": drawing.SURFACE, "linewidth": 0},
         )  # fmt: skip

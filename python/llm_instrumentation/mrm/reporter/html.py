@@ -18,7 +18,7 @@ from ..schema import Kind, RunValidity
 from ..telemetry import LIMITS as VALIDITY_LIMITS
 from ..telemetry import ways_to_clean
 from ..telemetry.validity import covered
-from . import reproduce
+from . import looks, reproduce
 from .figures import FIGURES
 from .manifest import REPORT
 from .metrics_csv import build_metrics_table
@@ -108,7 +108,7 @@ def _subtitle(run: RunData) -> str:
 
 def _chips(run: RunData) -> list[str]:
     collector = run.section("collector").get("collector_type")
-    chips = [page.chip("run", run.validity or "validity not measured", page.tone_of(run.validity))]
+    chips = [page.chip("run", run.validity or "validity not measured", looks.tone_of(run.validity))]
     if collector:
         chips.append(page.chip("collector", str(collector)))
     if run.kind is None:
@@ -181,10 +181,10 @@ def _strings(value: Any) -> list[str]:
 def _cards(run: RunData) -> str:
     cards = []
     for one in verdicts(run.tables, run.span_s):
-        corner = page.badge(one.suitability) if one.suitability else ""
+        corner = looks.badge(one.suitability) if one.suitability else ""
         why = f"{one.suitability} because {one.reason}." if one.suitability else one.reason
         sentence = one.sentence[:1].upper() + one.sentence[1:]
-        cards.append(page.card(one.region_type, corner, sentence, why))
+        cards.append(looks.card(one.region_type, corner, sentence, why))
     if not cards:
         return ""
     told = ""
@@ -264,33 +264,34 @@ def _described(name: str) -> str:
 def _tables(run: RunData) -> Iterable[str]:
     if set(_NEEDED_FOR_METRICS) <= run.tables.keys():
         yield "<h3>metrics.csv</h3>"
-        yield page.turned_table(by_type(build_metrics_table(run.tables)))
+        yield looks.turned_table(by_type(build_metrics_table(run.tables)))
     for name, heading in _SUMMARIES:
         if name in run.tables and not run.tables[name].empty:
             yield f"<h3>{escape(heading)}</h3>"
-            yield page.turned_table(by_type(run.tables[name]))
+            yield looks.turned_table(by_type(run.tables[name]))
     extent = run.tables.get("extent")
     if extent is not None and not extent.empty:
         yield "<h3>What the trace holds</h3>"
-        yield page.table(_since_start(extent))
+        yield looks.table(_since_start(extent))
     top = _busiest(run)
     if not top.empty:
         regions = len(run.tables.get("working_set_per_region", top))
         yield page.details(
-            f"Busiest regions: {len(top)} of {units.count(regions)}, by accesses", page.table(top)
+            f"Busiest regions: {len(top)} of {units.count(regions)}, by accesses",
+            looks.table(top),
         )
     positions = run.tables.get("kv_positions")
     if positions is not None and not positions.empty:
         every = -(-len(positions) // _MOST_STEPS)
         heading = "Positions of the KV cache, by the step that adds them"
-        yield page.details(heading, page.table(positions.iloc[::every]))
+        yield page.details(heading, looks.table(positions.iloc[::every]))
     growth = run.tables.get("kv_growth")
     if growth is not None and not growth.empty:
         every = -(-len(growth) // _MOST_STEPS)
         heading = "KV cache in each token's step"
         if every > 1:
             heading = f"KV cache in every {every}th step of {len(growth)}"
-        yield page.details(heading, page.table(growth.drop(columns="first_ns").iloc[::every]))
+        yield page.details(heading, looks.table(growth.drop(columns="first_ns").iloc[::every]))
 
 
 def _since_start(extent: pd.DataFrame) -> pd.DataFrame:
@@ -337,7 +338,7 @@ def _validity(run: RunData) -> Iterable[str]:
     if ways:
         yield page.paragraph("What would make it clean:")
         yield f"<ul>{''.join(f'<li>{escape(way)}</li>' for way in ways)}</ul>"
-    yield page.table(_limits(effect, run.label_coverage))
+    yield looks.table(_limits(effect, run.label_coverage))
     paired = effect.get("paired_untraced_run")
     if isinstance(paired, dict):
         yield page.paragraph(
@@ -429,7 +430,7 @@ def _collection(run: RunData) -> Iterable[str]:
             for number, step in enumerate(steps, 1)
         ]
         yield page.paragraph("Collectors in the order in which they were tried:")
-        yield page.table(pd.DataFrame(rows, columns=["step", "collector", "outcome", "reason"]))
+        yield looks.table(pd.DataFrame(rows, columns=["step", "collector", "outcome", "reason"]))
     yield page.definitions(
         [
             ("collector", meta.get("collector_type")),
@@ -512,4 +513,4 @@ def _parameters(run: RunData) -> Iterable[str]:
     if generations:
         names = ("prompt_tokens", "output_tokens", "duration_s", "tokens_per_second", "text")
         rows = [[one.get(name) for name in names] for one in generations]
-        yield page.details("Generations", page.table(pd.DataFrame(rows, columns=list(names))))
+        yield page.details("Generations", looks.table(pd.DataFrame(rows, columns=list(names))))

@@ -18,6 +18,7 @@ from ..._files import replacing, write_text
 from ..._pages import drawing, page, units
 from ...errors import StrapError
 from ..runs import find_runs
+from . import looks
 from .html import render_run_report
 from .metrics_csv import METRIC_COLUMNS, METRICS, read_metrics_csv
 from .run_data import RunData, load_metadata, load_run
@@ -316,8 +317,8 @@ def _cards(sweep: Sweep) -> str:
             f"mean of its regions, {_range(rows['working_set_mb_total'] * 2**20, units.size)} "
             "touched, summed over them."
         )
-        corner = page.badge(str(counts.index[0])) if len(counts) == 1 else ""
-        cards.append(page.card(name, corner, sentence, "; ".join(classes)))
+        corner = looks.badge(str(counts.index[0])) if len(counts) == 1 else ""
+        cards.append(looks.card(name, corner, sentence, "; ".join(classes)))
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
 
@@ -349,7 +350,7 @@ def _groups(sweep: Sweep) -> Iterable[str]:
             _mean_and_range(name, *values) for values in columns.itertuples(index=False, name=None)
         ]
     shown["suitability"] = sweep.aggregates["suitability"]
-    yield page.table(shown)
+    yield looks.table(shown)
 
 
 def _mean_and_range(name: str, mean: float, low: float, high: float) -> str:
@@ -370,14 +371,14 @@ def _runs(sweep: Sweep, pages: dict[Path, str]) -> str:
         for run in sweep.runs
     ]
     table = pd.DataFrame(rows, columns=["run", "validity", *PARAMETERS])
-    return page.table(table.sort_values(list(PARAMETERS), kind="stable"))
+    return looks.table(table.sort_values(list(PARAMETERS), kind="stable"))
 
 
 def _left_out(sweep: Sweep, pages: dict[Path, str]) -> str:
     rows = [
         {"run": (one.run_id, pages.get(one.path)), "reason": one.reason} for one in sweep.left_out
     ]
-    return page.table(pd.DataFrame(rows))
+    return looks.table(pd.DataFrame(rows))
 
 
 def _reproduce() -> Iterable[str]:

@@ -14,6 +14,7 @@ with extra("mrm", "A report of runs"):
 
 from ..._pages import drawing, units
 from ..._pages.drawing import Floats
+from . import looks
 from .tables import in_order
 
 if TYPE_CHECKING:
@@ -76,10 +77,8 @@ def _name_types(figure: Figure, types: list[str]) -> None:
     for number, name in enumerate(types):
         left = x / drawing.WIDTH_IN
         marker = _MARKERS[number % len(_MARKERS)]
-        figure.add_artist(drawing.mark(left, y, marker, drawing.color(name), figure.transFigure))
-        figure.text(
-            left + 0.013, y, name, color=drawing.color(name), fontweight="bold", va="center"
-        )
+        figure.add_artist(drawing.mark(left, y, marker, looks.color(name), figure.transFigure))
+        figure.text(left + 0.013, y, name, color=looks.color(name), fontweight="bold", va="center")
         x += 0.25 + 0.085 * len(name)
 
 
@@ -100,12 +99,12 @@ def _draw_type(
 ) -> None:
     by_value = values.groupby(parameter).agg(["mean", "min", "max"]).dropna()
     x: Floats = np.array([place[value] for value in by_value.index]) + shift
-    shade = drawing.color(name)
+    shade = looks.color(name)
     axes.vlines(x, by_value["min"], by_value["max"], color=shade, linewidth=1.2)
     numeric = not any(isinstance(value, str) for value in place)
     axes.plot(
         x, by_value["mean"], color=shade, marker=marker, markersize=4.5,
-        linestyle=drawing.line(name) if numeric else "none", linewidth=1.2,
+        linestyle=looks.line(name) if numeric else "none", linewidth=1.2,
     )  # fmt: skip
 
 
