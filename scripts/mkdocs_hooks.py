@@ -80,7 +80,14 @@ def documented(config: MkDocsConfig) -> list[str]:
 
 
 def directive(name: str, *, members: bool) -> str:
-    """A directive of mkdocstrings: the docstring of a module or object, and of its members."""
+    """A directive of mkdocstrings: the docstring of a module or object, and of its members.
+
+    A module that only imports its names from `compat` gets the docstrings that are there.
+    """
+    package, _, module = name.partition(".")
+    compat = SOURCES.joinpath(package, "compat", f"{module.rpartition('.')[2]}.py")
+    if compat.exists():
+        name = f"{package}.compat.{compat.stem}"
     return f"::: {name}" + ("" if members else "\n    options:\n      members: false")
 
 

@@ -17,6 +17,11 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "progress": {"_native", "_pages"},
     "core": {"_native", "memory"},
+    # Documented paths of 1.3.1. Nothing else imports `compat`.
+    **{
+        f"core.{name}": {"compat"}
+        for name in ("auto_detect", "compression", "hooks", "profiling", "streaming")
+    },
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "core.recording": {"_native", "memory", "_pages", "progress"},
     "storage": {"_native", "core"},  # the names of files beside a stream
@@ -30,6 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     # Its torch tracer runs compiled models eagerly, as core.
     "mrm.collector": {"_native", "_pages", "core", "progress"},
     "report": {"_native", "_pages", "analysis", "core", "mrm", "probes", "progress", "storage"},
+    "memory.async_writer": {"compat"},
+    "memory.ring_buffer": {"compat"},
+    "analysis.visualization": {"compat"},
+    "compat": {"_native", "_pages", "analysis", "core", "memory"},
     "utils": {"core"},
     # No other part imports it.
     "cli": {
@@ -59,7 +68,7 @@ HOOKS = {"core.framework", "core.hooking", "core.hooks", "core.recording"}
 TORCH = {
     *("analysis._model_head", "analysis.dataset", "analysis.sae", "analysis.similarity"),
     *("analysis.sparse_autoencoder", "analysis.token_rows.dataset_tokens", "analysis.training"),
-    *("core", "engines", "interventions", "memory", "mrm.collector"),
+    *("compat", "core", "engines", "interventions", "memory", "mrm.collector"),
 }
 
 

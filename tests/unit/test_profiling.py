@@ -7,8 +7,8 @@ import time
 
 import psutil
 import pytest
-from llm_instrumentation.core import profiling
-from llm_instrumentation.core.profiling import PerformanceMetrics, SystemProfiler
+from llm_instrumentation.compat import profiling
+from llm_instrumentation.compat.profiling import PerformanceMetrics, SystemProfiler
 
 
 def test_metrics_start_empty_and_keep_what_is_recorded():
@@ -55,7 +55,7 @@ def test_memory_that_an_inference_keeps_is_seen():
 
 
 KEEPS_64_MIB = """
-from llm_instrumentation.core.profiling import SystemProfiler
+from llm_instrumentation.compat.profiling import SystemProfiler
 profiler = SystemProfiler()
 with profiler.measure_inference():
     kept = bytearray(b"x") * (64 << 20)
