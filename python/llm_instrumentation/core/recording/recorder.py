@@ -71,7 +71,9 @@ class Recorder:
             first = next_step(plan)
             log = _log_of(plan, session.capture_id, first, state)
             undo.callback(log.abandon)
-            undo.callback(self._detach)
+            self._attached = attached = contextlib.ExitStack()
+            undo.callback(attached.close)
+            undo.callback(state.stop)
             self._hooks = AttachedHooks(plan.models, plan.labels, plan.selected, state)
             self._calls = OutermostCalls(plan, state, log, Requests(session, state))
             self._steps = Steps(
@@ -85,11 +87,10 @@ class Recorder:
                 session, self._sink, log, self._counters, durable=plan.tracker is not None
             )
             state.in_c = self._steps.in_c = hooks_in_c(plan, session, state, self._hooks.ran, view)
-            self._attached = contextlib.ExitStack()
-            self._attached.callback(self._calls.forget)
-            self._attached.enter_context(follow_crops(log.sequences))
-            self._attached.enter_context(run_eagerly(plan.models))
-            self._calls.rewiring = self._attached.enter_context(
+            attached.callback(self._calls.forget)
+            attached.enter_context(follow_crops(log.sequences))
+            attached.enter_context(run_eagerly(plan.models))
+            self._calls.rewiring = attached.enter_context(
                 self._hooks.attached(plan.config, self._sink, self._steps, self._gradients)
             )
             if self._probes is not None:
