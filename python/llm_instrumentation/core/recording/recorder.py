@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import weakref
 
@@ -220,6 +221,7 @@ class Recorder:
         self._stop_probes(wait=not self.gave_up)
         self._steps.forget()
         self._hooks.forget()
+        self._plan = dataclasses.replace(self._plan, models=())  # stats() works without them
         _open_recorders.discard(self)
 
 
