@@ -132,7 +132,7 @@ def test_the_packets_are_those_of_the_library(device, path, monkeypatch):
     returned(path, config, [tensor.to(device) for tensor in tensors])
     monkeypatch.undo()
     plain = path.with_name("plain.stream")
-    recorder = Recorder(CapturePlan(os.fspath(plain), config, (nn.Identity(),)))
+    recorder = Recorder(CapturePlan(os.fspath(plain), config, [nn.Identity()]))
     layer = recorder._session.layer("0")
     for step, tensor in enumerate(tensors):
         recorder._sink.put(layer, tensor, When(step, -1, 0, 0))

@@ -32,7 +32,7 @@ LARGE = narrowing.NARROW_BYTES // 4  # number of float32 values from which the d
 
 
 def recording(path: Path, config: InstrumentationConfig) -> Recorder:
-    return Recorder(CapturePlan(os.fspath(path), config, (torch.nn.Identity(),)))
+    return Recorder(CapturePlan(os.fspath(path), config, [torch.nn.Identity()]))
 
 
 def quiet():

@@ -162,7 +162,7 @@ class InstrumentationFramework:
             plan = CapturePlan(
                 stream.path,
                 self.config,
-                tuple(self._models),
+                list(self._models),
                 tracker=start.tracker,
                 resume_offset=start.resume_offset,
                 capture_id=start.capture_id,

@@ -60,7 +60,7 @@ class CapturePlan:
 
     path: str
     config: InstrumentationConfig
-    models: tuple[nn.Module, ...]
+    models: list[nn.Module]
     tracker: TokenTracker | None = None
     resume_offset: int | None = None
     capture_id: str | None = None
@@ -98,3 +98,8 @@ class CapturePlan:
             LayerSelectionError: the configuration selects no module of a model.
         """
         return [select_modules(model, self.config) for model in self.models]
+
+    def forget_models(self) -> None:
+        """Drops the models when the capture has ended. Its counters need none."""
+        self.models.clear()
+        self.selected.clear()

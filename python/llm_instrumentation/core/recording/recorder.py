@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import weakref
 
@@ -221,7 +220,7 @@ class Recorder:
         self._stop_probes(wait=not self.gave_up)
         self._steps.forget()
         self._hooks.forget()
-        self._plan = dataclasses.replace(self._plan, models=())  # stats() works without them
+        self._plan.forget_models()
         _open_recorders.discard(self)
 
 
