@@ -20,9 +20,9 @@ __all__ = ["damage_told", "damaged", "open_capture", "way_out"]
 class _OpenedAhead(ActivationReader):
     """A reader of a stream that another thread opens."""
 
-    def __init__(self, opening: Opening, *, warn: bool) -> None:
+    def __init__(self, opening: Opening, *, warn: bool, dtypes: Mapping[str, str] | None) -> None:
         self._opening = opening
-        super().__init__(opening.path, warn=warn)
+        super().__init__(opening.path, warn=warn, dtypes=dtypes)
 
     def _open(self, ignore_index: bool) -> Reader:
         self._streams = None
@@ -41,7 +41,7 @@ def open_capture(
     """
     try:
         if (opening := begun(stream)) is not None:
-            return _OpenedAhead(opening, warn=warn)
+            return _OpenedAhead(opening, warn=warn, dtypes=dtypes)
         return ActivationReader(stream, warn=warn, dtypes=dtypes)
     except RunFolderError as error:
         raise CommandError(ExitCode.DAMAGED, str(error)) from error

@@ -86,18 +86,22 @@ class StreamCalls:
     def begin(self, roll: Roll) -> None:
         """Ends the file so far, durably. The next rows make another one."""
         self.end()
-        if self._file is not None:
-            self._file.sync()
-        self.close()
-        self._stream = os.open(roll.output_path, os.O_RDONLY | os.O_CLOEXEC)
+        self.sync()
+        self._close_file()
+        stream = os.open(roll.output_path, os.O_RDONLY | os.O_CLOEXEC)
+        os.close(self._stream)  # after it, because `close` closes the stream if the opening fails
+        self._stream = stream
         self.path, self._capture_id = calls_path_for(roll.output_path), roll.capture_id
 
     def close(self) -> None:
         """Closes the files."""
+        self._close_file()
+        os.close(self._stream)
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-        os.close(self._stream)
 
     def _place(self) -> Path:
         """The path beside the stream, also if the stream was renamed and the path there is free."""

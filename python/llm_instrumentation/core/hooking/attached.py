@@ -119,7 +119,7 @@ class AttachedHooks:
         ]
 
     def forget(self) -> None:
-        """Drops the models. `silent` finds nothing then."""
+        """Drops the models, when the session is closed. Call no other method afterwards."""
         self._models.clear()
         self._selected.clear()
         self._hooked.clear()

@@ -79,7 +79,7 @@ class CapturePlan:
         """The largest error that float32 may have as float16; None: no bound."""
         return self.config.error_bound or (ARCHIVE_ERROR if self.config.archive else None)
 
-    @property
+    @functools.cached_property
     def labels(self) -> list[str]:
         """The labels of the models. A label that occurs again gets a number, from 2 on."""
         labels: list[str] = []
