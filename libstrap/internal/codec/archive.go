@@ -45,7 +45,7 @@ const (
 
 	// ArchiveMaxBound is the largest error bound.
 	ArchiveMaxBound = 1e-2
-	// ArchiveDefaultBound is the error bound that 0 stands for.
+	// ArchiveDefaultBound is the error bound of a session that names none.
 	ArchiveDefaultBound = 5e-4
 )
 
@@ -81,23 +81,15 @@ type ArchiveEncoder struct {
 }
 
 // NewArchiveEncoder returns an encoder. The sum of squared errors of each chunk, and so of each
-// payload, is at most bound times the sum of squares of its values. A bound of 0 means
-// ArchiveDefaultBound.
-func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
-	if !(bound >= 0 && bound <= ArchiveMaxBound) {
-		return nil, status.New(status.InvalidArgument,
-			"error_bound = %g: an archive takes 0 to %g", bound, ArchiveMaxBound)
-	}
-	if bound == 0 {
-		bound = ArchiveDefaultBound
-	}
+// payload, is at most bound times the sum of squares of its values. bound is at most ArchiveMaxBound.
+func NewArchiveEncoder(bound float64) *ArchiveEncoder {
 	// The elements may have been rounded to float16 before. The error of that, at most 2^-11 of a value
 	// that is not subnormal, can add to the error of the codes and to the values here.
 	const rounding = 1.0 / (1 << 11)
 	left := max(math.Sqrt(bound)-rounding, 0) / (1 + rounding)
 	e := &ArchiveEncoder{budget: left * left, frame: newLiteralsEncoder()}
 	e.cut.put = e.put
-	return e, nil
+	return e
 }
 
 // EncodeInPlace works like Encoder.EncodeInPlace, for elements that Archives accepts.

@@ -85,7 +85,7 @@ func checksumOfAll(t *testing.T, values []float32) (crc uint32) {
 		add(rounded)
 		add(encodeInPlace(t, newEncoder(t, LZ4, 0), rounded))
 		add(encodeLiterals(t, rounded))
-		add(encodeArchive(t, newArchiveEncoder(t, 5e-4), half, dt))
+		add(encodeArchive(t, NewArchiveEncoder(5e-4), half, dt))
 	}
 	return crc
 }

@@ -131,7 +131,7 @@ func TestPartsOfAnArchive(t *testing.T) {
 			for _, name := range []string{"normal", "outlier", "one NaN", "zeros"} {
 				src := sources[name]
 				t.Run(fmt.Sprintf("%s/%s/%d", dt, name, n), func(t *testing.T) {
-					payload := encodeArchive(t, newArchiveEncoder(t, ArchiveDefaultBound), src, dt)
+					payload := encodeArchive(t, NewArchiveEncoder(ArchiveDefaultBound), src, dt)
 					checkManyParts(t, Archive, payload, decodeArchive(t, payload, 2*n))
 				})
 			}
@@ -219,7 +219,7 @@ func TestPartsReadOnlyTheirBlocks(t *testing.T) {
 	const n, at = 9<<20 + 1000, 5 << 20
 	src := float16s(n, 10)
 	repeats := bytes.Repeat(src[:5000], n/5000+1)[:n]
-	archived := encodeArchive(t, newArchiveEncoder(t, 0), src, wire.Float16)
+	archived := encodeArchive(t, NewArchiveEncoder(ArchiveDefaultBound), src, wire.Float16)
 	for name, of := range map[string]struct {
 		kind           Kind
 		payload, whole []byte
@@ -268,8 +268,8 @@ func FuzzDecodeParts(f *testing.F) {
 	add(Zstd, zstdBlocks(f, [][]byte{ofSymbols(3000, 5), make([]byte, 9000), randomBytes(700), ofSymbols(900, 3)}))
 	add(LZ4, lz4Blocks(f, [][]byte{make([]byte, 64<<10), bytes.Repeat([]byte("ab"), 32<<10), randomBytes(3000)}))
 	add(LZ4, lz4Blocks(f, [][]byte{make([]byte, 64<<10), make([]byte, 60<<10), make([]byte, 4000)}))
-	add(Archive, encodeArchive(f, newArchiveEncoder(f, 0), make([]byte, 500_000), wire.Float16))
-	add(Archive, encodeArchive(f, newArchiveEncoder(f, 0), float16s(4000, 10), wire.Float16))
+	add(Archive, encodeArchive(f, NewArchiveEncoder(ArchiveDefaultBound), make([]byte, 500_000), wire.Float16))
+	add(Archive, encodeArchive(f, NewArchiveEncoder(ArchiveDefaultBound), float16s(4000, 10), wire.Float16))
 	frames, err := os.ReadDir(filepath.Join("testdata", "frames"))
 	if err != nil {
 		f.Fatal(err)

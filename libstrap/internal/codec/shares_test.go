@@ -51,7 +51,7 @@ func divisible(t testing.TB, n int) map[Kind][]byte {
 	src := float16s(n, 10)
 	return map[Kind][]byte{
 		LZ4: encodeInPlace(t, newEncoder(t, LZ4, 0), src), Zstd: literalsFrame(t, src),
-		Archive: encodeArchive(t, newArchiveEncoder(t, 0), src, wire.Float16),
+		Archive: encodeArchive(t, NewArchiveEncoder(ArchiveDefaultBound), src, wire.Float16),
 	}
 }
 

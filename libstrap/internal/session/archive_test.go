@@ -181,8 +181,8 @@ func TestArchiveResumes(t *testing.T) {
 	if _, err := Open(filepath.Join(t.TempDir(), "a.stream"), o); !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("an archive named .stream: %v", err)
 	}
-	o.ErrorBound = 0.5
+	o.ErrorBound = 0.011
 	if _, err := Open(path, o); !errors.Is(err, status.InvalidArgument) {
-		t.Errorf("a bound of 0.5: %v", err)
+		t.Errorf("a bound of 0.011: %v", err)
 	}
 }

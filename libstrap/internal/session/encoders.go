@@ -14,13 +14,11 @@ type encoders struct {
 
 func newEncoders(o *Options) (*encoders, error) {
 	e, kind := &encoders{}, o.Codec
-	var err error
 	if kind == codec.Archive {
 		kind = codec.Zstd // of values that are not archived
-		if e.archive, err = codec.NewArchiveEncoder(o.ErrorBound); err != nil {
-			return nil, err
-		}
+		e.archive = codec.NewArchiveEncoder(o.ErrorBound)
 	}
+	var err error
 	e.plain, err = codec.NewEncoder(kind, o.Level)
 	return e, err
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"math"
 	"strings"
 
@@ -53,7 +54,7 @@ type Options struct {
 
 	// ErrorBound is the largest normalised squared error of a packet. Above 0 the mantissas of 16-bit
 	// floats are rounded as far as the bound allows. With codec.Archive it is the bound of the
-	// archive, and 0 stands for codec.ArchiveDefaultBound.
+	// archive, and 0 becomes codec.ArchiveDefaultBound.
 	ErrorBound float64
 
 	// Team helps to copy large tensors. With Yield, and without DropOnFull, it also makes packets.
@@ -95,6 +96,10 @@ func (o *Options) validate(path string) error {
 			"error_bound = %g: give a share of the squared values above 0 and below 1, or 0 for no rounding",
 			o.ErrorBound)
 	}
+	if o.Codec == codec.Archive && o.ErrorBound > codec.ArchiveMaxBound {
+		return status.New(status.InvalidArgument,
+			"error_bound = %g: an archive takes 0 to %g", o.ErrorBound, codec.ArchiveMaxBound)
+	}
 	if o.CaptureID != "" && !o.Resume {
 		return status.New(status.InvalidArgument,
 			"capture_id = %.80q: give NULL for a new capture, whose id is drawn", o.CaptureID)
@@ -118,15 +123,12 @@ func (o *Options) validate(path string) error {
 	if o.split == 0 {
 		o.split = splitBytes
 	}
-	o.mostLost = underflowBound
-	if o.Codec == codec.Archive {
-		o.mostLost = codec.ArchiveDefaultBound
-	} else {
+	if o.Codec != codec.Archive {
 		o.rounding = o.ErrorBound
+	} else if o.ErrorBound == 0 {
+		o.ErrorBound = codec.ArchiveDefaultBound
 	}
-	if o.ErrorBound > 0 {
-		o.mostLost = o.ErrorBound
-	}
+	o.mostLost = cmp.Or(o.ErrorBound, underflowBound)
 	o.findsRaw = o.Codec == codec.LZ4 && o.Level == 0
 	return nil
 }
@@ -144,4 +146,4 @@ func memoryLimit(asked int64) int64 {
 func (o *Options) helped() bool { return o.Yield && o.Team.Present() && !o.DropOnFull }
 
 // bounded reports whether the error of a packet has a bound; an archive's always has.
-func (o *Options) bounded() bool { return o.ErrorBound > 0 || o.Codec == codec.Archive }
+func (o *Options) bounded() bool { return o.ErrorBound > 0 }
