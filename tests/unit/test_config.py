@@ -7,13 +7,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from llm_instrumentation._native import Session
 from llm_instrumentation.core.config import (
+    ARCHIVE_ERROR,
+    MAX_ARCHIVE_ERROR,
+    MAX_WORKERS,
     PRESETS,
     HookConfig,
     HookGranularity,
     InstrumentationConfig,
     from_preset,
 )
+from llm_instrumentation.core.tensors.enqueue import enqueue_tensor
 from torch import nn
 
 FULL = HookGranularity.FULL_TENSOR
@@ -101,6 +107,36 @@ def test_an_archive_takes_the_place_of_the_algorithm():
     assert (config.codec, config.archive, config.error_bound) == ("lz4", False, None)
     assert config.with_error_bound(1e-5).with_compression("zstd").error_bound == 1e-5
     assert config.with_archive().error_bound is None
+
+
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({"workers": MAX_WORKERS + 1}, f"workers = 257: give 1 to {MAX_WORKERS}"),
+        ({"error_bound": 0.02}, f"error_bound = 0.02: an archive takes 0 to {MAX_ARCHIVE_ERROR}"),
+    ],
+)
+def test_the_library_has_the_same_limits(change, limit, tmp_path):
+    options = InstrumentationConfig.balanced().with_archive().session_options()
+    with pytest.raises(ValueError, match=re.escape(limit)):
+        Session(tmp_path / "a.archive", **(options | change))
+
+
+def test_the_library_has_the_same_default_of_archives(tmp_path):
+    values, written = torch.randn(4096), set()
+    config = InstrumentationConfig.balanced().with_archive()
+    for error_bound in (0.0, ARCHIVE_ERROR, config.session_options()["error_bound"]):
+        path = tmp_path / "a.archive"
+        session = Session(path, **(config.session_options() | {"error_bound": error_bound}))
+        enqueue_tensor(session, session.layer("a"), values)
+        session.close()
+        written.add(path.read_bytes())
+    assert len(written) == 1
+
+
+def test_a_session_refuses_an_unknown_option(tmp_path):
+    with pytest.raises(AttributeError, match="wokers"):
+        Session(tmp_path / "a.stream", codec="none", wokers=1, max_memory_bytes=1 << 20)
 
 
 def test_sampling_sets_the_granularity():
@@ -192,12 +228,9 @@ def test_hook_config_has_the_documented_fields():
 
 
 def test_configurations_need_no_torch():
-    # Load the module alone, because the package itself imports torch.
-    path = sys.modules[from_preset.__module__].__file__
     code = (
-        "import sys, importlib.util as u;"
-        f"s = u.spec_from_file_location('config', {path!r});"
-        "m = u.module_from_spec(s); sys.modules['config'] = m; s.loader.exec_module(m);"
-        "m.from_preset('max').with_layers(include='*.mlp'); assert 'torch' not in sys.modules"
+        "import sys; from llm_instrumentation.core.config import from_preset;"
+        "from_preset('max').with_layers(include='*.mlp').session_options();"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -74,10 +74,7 @@ func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
 		return err
 	}
 	e.opts, e.tensor, e.text = q.opts, t, t.text()
-	e.source, e.stored = t.source(), t.DType
-	if t.DType == wire.Float32 && !q.opts.KeepFloat32 {
-		e.stored = wire.Float16
-	}
+	e.source, e.stored = t.source(), q.opts.stored(t.DType)
 	e.fromIntake, e.bound = t.FromIntake, q.opts.rounding
 	if t.Conversion != nil {
 		e.conversion, e.bound = t.Conversion, t.Conversion.left(e.bound)

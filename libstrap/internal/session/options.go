@@ -12,6 +12,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/team"
+	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 // KeepAll as Options.Cut keeps every complete packet of a resumed stream.
@@ -144,6 +145,23 @@ func memoryLimit(asked int64) int64 {
 
 // helped reports whether callers and their team make packets when many wait.
 func (o *Options) helped() bool { return o.Yield && o.Team.Present() && !o.DropOnFull }
+
+// stored returns the type that values of type t are stored as.
+func (o *Options) stored(t wire.DType) wire.DType {
+	if t == wire.Float32 && !o.KeepFloat32 {
+		return wire.Float16
+	}
+	return t
+}
+
+// takesConverted returns an error if float16 that the caller made from float32 is refused.
+func (o *Options) takesConverted() error {
+	if o.KeepFloat32 {
+		return status.New(status.InvalidArgument,
+			"conversion: this session stores float32 as it is (keep_float32): hand that over")
+	}
+	return nil
+}
 
 // bounded reports whether the error of a packet has a bound; an archive's always has.
 func (o *Options) bounded() bool { return o.ErrorBound > 0 }

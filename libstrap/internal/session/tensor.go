@@ -144,10 +144,10 @@ func contiguous(shape, strides []int64) bool {
 // checkConversion validates the conversion. elems is the number of the tensor's elements.
 func (t *Tensor) checkConversion(o *Options, elems int64) error {
 	c := t.Conversion
+	if err := o.takesConverted(); err != nil {
+		return err
+	}
 	switch {
-	case o.KeepFloat32:
-		return status.New(status.InvalidArgument,
-			"conversion: this session stores float32 as it is (keep_float32): hand that over")
 	case t.DType != wire.Float16:
 		return status.New(status.InvalidArgument,
 			"dtype = %d with a conversion: only float16 values are taken as converted", t.DType)

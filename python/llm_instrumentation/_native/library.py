@@ -65,6 +65,7 @@ class Error(ctypes.Structure):
 
 
 class OpenOptions(ctypes.Structure):
+    __slots__ = ()  # an unknown name is an error
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         ("codec", ctypes.c_int32),

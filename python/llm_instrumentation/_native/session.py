@@ -142,30 +142,15 @@ class _Call:
 class Session:
     """An open capture. Thread-safe.
 
-    ``strap_open_options`` of strap.h describes the options in full.
-
     Args:
         path: stream file; its index is written beside it.
         codec: "none", "lz4", "zstd" or "archive".
-        workers: compression threads, 1 to 256.
-        max_memory_bytes: hard limit of the staging memory.
-        level: of the codec; 0 is its default, the fastest.
-        drop_when_full: leave tensors out instead of waiting for room.
         resume_offset: None starts a new stream, -1 appends to the stream at the path, and a length
             in bytes first cuts that stream to this length.
-        keep_float32: store float32 unchanged, not as float16.
-        rank: stored in the index.
-        error_bound: round mantissas so that a packet's squared error stays within this share of
-            its squared values; 0 does not round. For an archive it is the archive's bound, and 0
-            is the default of libstrap.
-        workers_yield: let the compression threads rest while the caller computes.
-        burst_bytes: staging memory to take from the system at once. With workers_yield the workers
-            rest until this much waits.
-        team: address of a function such as GOMP_parallel. Its threads help to copy large tensors,
-            and with workers_yield they compress. 0: none.
         capture_id: the id of the capture to resume; None: resume any. If the index is lost, the
             new index gets this id.
-        overwrite: let a new stream replace any regular file, not only a stream and its index.
+        options: further fields of ``strap_open_options``, which strap.h describes. A field that is
+            left out is 0; `workers` and `max_memory_bytes` are needed.
 
     Raises:
         InvalidArgumentError: the file at the path is no stream.
@@ -179,19 +164,9 @@ class Session:
         path: str | os.PathLike[str],
         *,
         codec: str,
-        workers: int,
-        max_memory_bytes: int,
-        level: int = 0,
-        drop_when_full: bool = False,
         resume_offset: int | None = None,
-        keep_float32: bool = False,
-        rank: int = 0,
-        error_bound: float = 0.0,
-        workers_yield: bool = False,
-        burst_bytes: int = 0,
-        team: int = 0,
         capture_id: str | None = None,
-        overwrite: bool = False,
+        **options: float,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -200,26 +175,16 @@ class Session:
         # threads may call at the same time, and a signal handler may call in the middle of a call.
         self._calls: list[_Call] = []
         self._handle = 0
-        options = OpenOptions(
+        fields = OpenOptions(
             struct_size=ctypes.sizeof(OpenOptions),
             codec=codec_code(codec),
-            level=level,
-            workers=workers,
-            max_memory_bytes=max_memory_bytes,
-            on_full=int(drop_when_full),
             mode=int(resume_offset is not None),
             resume_offset=2**64 - 1 if resume_offset in (None, -1) else resume_offset,
-            keep_float32=int(keep_float32),
-            rank=rank,
-            error_bound=error_bound,
-            workers_yield=int(workers_yield),
-            burst_bytes=burst_bytes,
-            team=team,
-            overwrite=int(overwrite),
             capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
+            **options,
         )
         handle, error = ctypes.c_uint64(), Error()
-        check(self._lib.strap_open(_encoded(self.path), options, handle, error), error)
+        check(self._lib.strap_open(_encoded(self.path), fields, handle, error), error)
         self._handle = handle.value
         #: The id of the capture, 32 hexadecimal digits. A resumed capture keeps its id.
         self.capture_id = self._id()
@@ -305,7 +270,7 @@ class Session:
             conversion: the error of float16 values that the caller made from float32.
 
         Returns:
-            False if the tensor was dropped (``drop_when_full``).
+            False if the tensor was dropped (``STRAP_ON_FULL_DROP``).
         """
         extras, converted = _NO_EXTRAS, b""
         if transform or parameters or conversion is not None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._atomic import sync_directory, typed_errors
-from .._cpus import usable_cpus
 from .._files import partial_beside, remove_leftovers
 from .._native import Reader, Session
+from ..core.config import HookGranularity, InstrumentationConfig
 from ..core.files.calls_file import CallsFile, Column, calls_path_for
 from ..core.files.earlier import EarlierFiles
 from ..core.tensors.layouts import Layouts
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["ImportReport", "import_activations"]
 
 _CODECS = ("none", "lz4", "zstd")  # those that keep every bit
-_MEMORY = 256 << 20  # bytes of tensors that wait to be compressed and written
+_MEMORY_GB = 0.25  # 10^9 bytes of tensors that wait to be compressed and written
 _WAITING_TOKENS = 1 << 16  # tokens whose rows are written to the calls file together
 
 
@@ -188,10 +188,8 @@ class _CaptureWriter:
 
     def __init__(self, path: Path, codec: str) -> None:
         self._path = path
-        self._session = Session(
-            path, codec=codec, workers=min(8, usable_cpus()), max_memory_bytes=_MEMORY,
-            keep_float32=True,
-        )  # fmt: skip
+        config = InstrumentationConfig(HookGranularity.FULL_TENSOR, codec, max_memory_gb=_MEMORY_GB)
+        self._session = Session(path, **config.with_float32().session_options())
         self.capture_id = self._session.capture_id
         self.layers: dict[str, tuple[int | None, torch.dtype]] = {}
         self.steps = self.calls = self.tokens = 0

@@ -15,6 +15,8 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, Union
 
+from .._cpus import usable_cpus
+
 __all__ = [
     "COMPRESSION_ALGORITHMS",
     "PRESETS",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
-ON_FULL = ("block", "drop")
+ON_FULL = ("block", "drop")  # in the order of STRAP_ON_FULL_*
 PROBES = ("block", "system")
 TOKEN_IDS = ("plain", "hashed", "none")
 MAX_KEY = 64
@@ -38,6 +40,8 @@ MAX_ARCHIVE_ERROR = 1e-2
 """The largest error bound of an archive."""
 ARCHIVE_ERROR = 5e-4
 """The error bound of an archive if none is given."""
+DEFAULT_MEMORY = 2 * 10**9
+"""Bytes of staging memory if the configuration names none."""
 MAX_SEED = 2**53 - 1
 """The largest seed: the largest integer that every JSON reader keeps exactly."""
 
@@ -252,6 +256,31 @@ class InstrumentationConfig:
     def codec(self) -> str:
         """The codec of the payloads: `compression_algorithm`, or "archive"."""
         return "archive" if self.archive else self.compression_algorithm
+
+    @property
+    def float16_bound(self) -> float:
+        """The largest normalised squared error that float32 may have as float16.
+
+        0: float32 stays float32. Infinite: there is no bound.
+        """
+        return 0.0 if self.keep_float32 else self._error_bound() or math.inf
+
+    def session_options(self) -> dict[str, Any]:
+        """The options of a `Session` that this configuration decides."""
+        burst = int((self.burst_gb or 0) * 1e9)
+        memory = int((self.max_memory_gb or 0) * 1e9)
+        return {
+            "codec": self.codec,
+            "workers": self.workers or min(8, usable_cpus()),
+            "max_memory_bytes": memory or max(DEFAULT_MEMORY, burst),
+            "on_full": ON_FULL.index(self.on_full),
+            "keep_float32": self.keep_float32,
+            "error_bound": self._error_bound(),
+            "burst_bytes": burst,
+        }
+
+    def _error_bound(self) -> float:
+        return self.error_bound or (ARCHIVE_ERROR if self.archive else 0.0)
 
     # ---- presets --------------------------------------------------------------
 

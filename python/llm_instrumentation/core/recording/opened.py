@@ -16,9 +16,6 @@ from .ranks import this_rank
 
 __all__ = ["hooks_in_c", "next_step", "open_session", "view_in_c"]
 
-# Bytes of staging memory if the configuration names none.
-_DEFAULT_MEMORY = 2 * 10**9
-
 
 def open_session(plan: CapturePlan) -> Session:
     """Opens the stream.
@@ -26,26 +23,17 @@ def open_session(plan: CapturePlan) -> Session:
     Raises:
         StrapError: the stream cannot be opened; the subclass says why.
     """
-    config = plan.config
-    workers = config.workers or max(1, min(8, usable_cpus()))
-    burst = int((config.burst_gb or 0) * 1e9)
-    memory = int((config.max_memory_gb or 0) * 1e9)
+    options = plan.config.session_options()
     on_cpu = _on_cpu(plan)
     return Session(
         plan.path,
-        codec=config.codec,
-        workers=workers,
-        max_memory_bytes=memory or max(_DEFAULT_MEMORY, burst),
-        drop_when_full=config.on_full == "drop",
+        **options,
         resume_offset=plan.resume_offset,
         capture_id=plan.capture_id,
         overwrite=plan.overwrite,
         rank=this_rank()[0],
-        keep_float32=config.keep_float32,
-        error_bound=config.error_bound or 0.0,
         # Compression threads would take CPUs from the models' own.
-        workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
-        burst_bytes=burst,
+        workers_yield=on_cpu and torch.get_num_threads() + options["workers"] > usable_cpus(),
         team=gomp_parallel() if on_cpu else 0,
     )
 

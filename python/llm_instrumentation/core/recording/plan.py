@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ..config import ARCHIVE_ERROR, InstrumentationConfig
+from ..config import InstrumentationConfig
 from ..selection import select_modules
 from ..tokens import TokenTracker
 
@@ -73,11 +73,6 @@ class CapturePlan:
     def resumes(self) -> bool:
         """The capture goes on with the stream of an earlier one."""
         return self.resume_offset is not None
-
-    @property
-    def bound(self) -> float | None:
-        """The largest error that float32 may have as float16; None: no bound."""
-        return self.config.error_bound or (ARCHIVE_ERROR if self.config.archive else None)
 
     @functools.cached_property
     def labels(self) -> list[str]:

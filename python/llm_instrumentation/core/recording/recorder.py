@@ -66,7 +66,7 @@ class Recorder:
             self._session = session = open_session(plan)
             undo.callback(session.close)
             self._state = state = CaptureState(session, strict=plan.config.strict)
-            self._sink = TensorSink(session, state, plan.config, bound=plan.bound)
+            self._sink = TensorSink(session, state, plan.config)
             remove_earlier(plan.replaces)
             first = next_step(plan)
             log = _log_of(plan, session.capture_id, first, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..._warn import warn
@@ -52,7 +53,7 @@ def warn_at_end(
             + ", ".join(sorted(hooks.unwalked))
         )
     _warn_of_stalls(plan.config, stats)
-    if stats.underflowed and plan.bound is None:
+    if stats.underflowed and plan.config.float16_bound == math.inf:
         layers = _some(underflowed_layers(streams))
         warn(
             f"float16 is too coarse for the small values of {stats.underflowed:,} tensors of "

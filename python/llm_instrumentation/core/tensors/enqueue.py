@@ -130,7 +130,7 @@ def enqueue_tensor(
     """Copies a tensor into the session. The caller may change the tensor after the return.
 
     Returns:
-        False if the session dropped it (only with ``drop_when_full``).
+        False if the session dropped it (only with ``STRAP_ON_FULL_DROP``).
 
     Raises:
         UnsupportedError: this kind of tensor cannot be captured; the message says why.

@@ -89,14 +89,14 @@ def narrow(tensor: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def holds(numbers: Tensor, bound: float | None = None) -> bool:
+def holds(numbers: Tensor, bound: float = math.inf) -> bool:
     """Whether float16 can hold all finite values, judged by `narrow`'s numbers on the host.
 
     Args:
-        bound: largest normalised squared error; None: no bound.
+        bound: largest normalised squared error.
     """
     _, error, finite, largest = numbers.tolist()
-    if bound is not None and error**2 * (1 + 2 * _SHARE_LOST) > bound * finite**2:
+    if error**2 * (1 + 2 * _SHARE_LOST) > bound * finite**2:
         return False
     return math.isfinite(largest)
 

@@ -65,7 +65,6 @@ class TensorSink:
         session: the capture's session.
         state: the capture's state. Set its `in_c` before the first :class:`ModuleTensors`.
         config: the capture's configuration.
-        bound: largest error that float32 may have as float16; None: no bound.
 
     Attributes:
         session: the capture's session.
@@ -75,20 +74,14 @@ class TensorSink:
     """
 
     def __init__(
-        self,
-        session: Session,
-        state: CaptureState,
-        config: InstrumentationConfig,
-        *,
-        bound: float | None,
+        self, session: Session, state: CaptureState, config: InstrumentationConfig
     ) -> None:
         self.session = session
         self.state = state
         self.samples = config.granularity is HookGranularity.SAMPLED_SLICES
         self.keeps_parts = self.samples or config.last_position
-        self._keep_float32 = config.keep_float32
         self._sampling = config.sampling_rate, config.sampling_seed
-        self._bound = bound
+        self._float16_bound = config.float16_bound
         self._cuda: CUDAMemoryManager | None = None
         self._lock = threading.Lock()
 
@@ -163,8 +156,8 @@ class TensorSink:
             return
         transfers = self._transfers()
         try:
-            if transform is None and worth_narrowing(tensor) and not self._keep_float32:
-                bounded = functools.partial(holds, bound=self._bound)
+            if transform is None and self._float16_bound > 0 and worth_narrowing(tensor):
+                bounded = functools.partial(holds, bound=self._float16_bound)
                 transfers.async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
             else:
                 transfers.async_gpu_to_host(tensor, enqueue)
