@@ -23,8 +23,8 @@ from llm_instrumentation._native import capture_id_of
 from llm_instrumentation.core.files.calls_file import read_calls
 from llm_instrumentation.core.recording.plan import CapturePlan
 from llm_instrumentation.core.recording.recorder import Recorder
+from llm_instrumentation.core.tensors.enqueue import When
 from llm_instrumentation.core.tensors.narrowing import NARROW_BYTES
-from llm_instrumentation.core.tensors.sink import When
 from plain_hooks import same, watching
 from small_models import build
 from torch import Tensor, nn

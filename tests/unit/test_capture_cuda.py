@@ -21,9 +21,8 @@ from llm_instrumentation.core.recording.recorder import Recorder
 from llm_instrumentation.core.sampling import sample_tensor
 from llm_instrumentation.core.tensors import narrowing
 from llm_instrumentation.core.tensors.components import components_of
-from llm_instrumentation.core.tensors.enqueue import NotDenseError, check_runs_now
+from llm_instrumentation.core.tensors.enqueue import NotDenseError, When, check_runs_now
 from llm_instrumentation.core.tensors.narrowing import holds, narrow
-from llm_instrumentation.core.tensors.sink import When
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory import cuda_manager
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager

@@ -19,7 +19,7 @@ from llm_instrumentation.core.config import (
     InstrumentationConfig,
     from_preset,
 )
-from llm_instrumentation.core.tensors.enqueue import enqueue_tensor
+from llm_instrumentation.core.tensors.enqueue import When, enqueue_tensor
 from torch import nn
 
 FULL = HookGranularity.FULL_TENSOR
@@ -128,7 +128,7 @@ def test_the_library_has_the_same_default_of_archives(tmp_path):
     for error_bound in (0.0, ARCHIVE_ERROR, config.session_options()["error_bound"]):
         path = tmp_path / "a.archive"
         session = Session(path, **(config.session_options() | {"error_bound": error_bound}))
-        enqueue_tensor(session, session.layer("a"), values)
+        enqueue_tensor(session, session.layer("a"), values, When())
         session.close()
         written.add(path.read_bytes())
     assert len(written) == 1

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import Conversion, Session
 from llm_instrumentation.core.tensors import narrowing
-from llm_instrumentation.core.tensors.enqueue import enqueue_converted, enqueue_tensor
+from llm_instrumentation.core.tensors.enqueue import When, enqueue_tensor
 from llm_instrumentation.core.tensors.narrowing import conversion_of, holds, narrow, worth_narrowing
 from llm_instrumentation.errors import InvalidArgumentError
 
@@ -160,9 +160,9 @@ def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
         if narrowed:
             half, numbers = narrow(tensor)
             conversion = conversion_of(numbers, tensor.numel())
-            enqueue_converted(session, layer, half, conversion, step=3, token=5, call=1)
+            enqueue_tensor(session, layer, half, When(3, 5, 1), conversion=conversion)
         else:
-            enqueue_tensor(session, layer, tensor, step=3, token=5, call=1)
+            enqueue_tensor(session, layer, tensor, When(3, 5, 1))
         session.flush()
         stats.append(session.stats())
         session.close()
@@ -187,8 +187,8 @@ def test_a_refused_conversion_leaves_the_session_as_it_was(tmp_path):
     session = Session(tmp_path / "a.stream", codec="none", workers=1, max_memory_bytes=1 << 20)
     layer, half = session.layer("a"), torch.ones(4, dtype=torch.float16)
     with pytest.raises(InvalidArgumentError, match="conversion.values = 5: the tensor has 4"):
-        enqueue_converted(session, layer, half, Conversion(5, 0.0, 4.0, 0.0))
-    enqueue_tensor(session, layer, half)  # carries no conversion, not even the refused one
+        enqueue_tensor(session, layer, half, When(), conversion=Conversion(5, 0.0, 4.0, 0.0))
+    enqueue_tensor(session, layer, half, When())  # carries no conversion, not even the refused one
     session.close()
     with ActivationReader(tmp_path / "a.stream") as reader:
         assert [(row.source_dtype, row.mse) for row in reader] == [("float16", None)]

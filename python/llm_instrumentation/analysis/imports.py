@@ -252,14 +252,12 @@ class _CaptureWriter:
             )
 
     def _put(self, call: ImportedCall, name: str, tensor: torch.Tensor) -> None:
-        from ..core.tensors.enqueue import enqueue_tensor
+        from ..core.tensors.enqueue import When, enqueue_tensor
 
         if name not in self._ids:
             self._ids[name] = self._session.layer(name)
         try:
-            enqueue_tensor(
-                self._session, self._ids[name], tensor, step=self.steps, token=call.token
-            )
+            enqueue_tensor(self._session, self._ids[name], tensor, When(self.steps, call.token))
         except UnsupportedError as error:
             raise UnsupportedError(f"{call.source}: {name!r} is {error}") from error
 

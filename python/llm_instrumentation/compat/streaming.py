@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .._native import Session, codec_code
 from ..core.files.earlier import EarlierFiles, remove_earlier
-from ..core.tensors.enqueue import enqueue_tensor
+from ..core.tensors.enqueue import When, enqueue_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ class StreamingSerializer:
         layer = self._layers.get(layer_name)
         if layer is None:
             layer = self._layers[layer_name] = session.layer(layer_name)
-        await asyncio.to_thread(enqueue_tensor, session, layer, tensor)
+        await asyncio.to_thread(enqueue_tensor, session, layer, tensor, When())
 
     async def stop_streaming(self) -> None:
         """Writes the queued packets and closes the stream. Does nothing if it is not running.

@@ -9,12 +9,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..calls.step_numbers import StepNumbers
 from ..tensors.capture_state import GRADIENT, CaptureState
-from ..tensors.sink import ModuleTensors, When
+from ..tensors.enqueue import When
+from ..tensors.sink import ModuleTensors
 
 __all__ = ["Gradients"]
-
-
-_NO_STEP = When(-1, -1, 0, 0)
 
 
 class Gradients:
@@ -51,7 +49,7 @@ class Gradients:
             if gradient is None or not self._state.running or (leaf and self._numbers.leaves_out):
                 return
             self.seen = True
-            tensors.take([(path, gradient)], _NO_STEP if leaf else when, GRADIENT)
+            tensors.take([(path, gradient)], When() if leaf else when, GRADIENT)
 
         if not tensor.requires_grad:
             return

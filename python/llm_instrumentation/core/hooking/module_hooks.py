@@ -13,7 +13,8 @@ from ..calls.steps import Place, Steps
 from ..config import InstrumentationConfig
 from ..outputs import walk_output
 from ..tensors.capture_state import INPUT, RECOMPUTED, CaptureState
-from ..tensors.sink import ModuleTensors, When
+from ..tensors.enqueue import When
+from ..tensors.sink import ModuleTensors
 from .gradients import Gradients
 
 __all__ = ["ModuleHooks"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ __all__ = [
     "PLAIN",
     "NotDenseError",
     "PlainEnqueuer",
+    "When",
     "check_dense",
     "check_runs_now",
     "check_storable",
     "described",
-    "enqueue_converted",
     "enqueue_tensor",
     "host_tensor",
     "plain_enqueuer",
@@ -34,6 +35,22 @@ _CODES: dict[torch.dtype, int] = {
     for name, code in DTYPE_CODES.items()
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
+
+
+class When(NamedTuple):
+    """When a tensor was computed.
+
+    Attributes:
+        step: number of the step; -1: none.
+        token: tokens recorded when the step began; -1: no step, or no tracker.
+        call: number of the module's call within the step, from 0.
+        request: the session's number of the request; 0: none.
+    """
+
+    step: int = -1
+    token: int = -1
+    call: int = 0
+    request: int = 0
 
 
 class NotDenseError(UnsupportedError):
@@ -119,15 +136,15 @@ def enqueue_tensor(
     session: Session,
     layer: int,
     tensor: Tensor,
+    when: When,
     *,
-    step: int = -1,
-    token: int = -1,
-    call: int = 0,
-    request: int = 0,
     transform: bytes | None = None,
     parameters: bytes | None = None,
+    conversion: Conversion | None = None,
 ) -> bool:
     """Copies a tensor into the session. The caller may change the tensor after the return.
+
+    :meth:`Session.enqueue` describes transform, parameters and conversion.
 
     Returns:
         False if the session dropped it (only with ``STRAP_ON_FULL_DROP``).
@@ -147,12 +164,10 @@ def enqueue_tensor(
         shape,
         address,
         strides=None if tensor.is_contiguous() else tensor.stride(),
-        step=step,
-        token=token,
-        call=call,
-        request=request,
         transform=transform,
         parameters=parameters,
+        conversion=conversion,
+        **when._asdict(),
     )
 
 
@@ -195,29 +210,9 @@ def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
             layout = None
         if layout is not None and address and tensor.is_contiguous() and not tensor.is_neg():
             return put(layout, address, step, token, call, request)
-        return enqueue_tensor(
-            session, layer, tensor, step=step, token=token, call=call, request=request
-        )
+        return enqueue_tensor(session, layer, tensor, When(step, token, call, request))
 
     return enqueue
-
-
-def enqueue_converted(
-    session: Session,
-    layer: int,
-    half: Tensor,
-    conversion: Conversion,
-    *,
-    step: int = -1,
-    token: int = -1,
-    call: int = 0,
-    request: int = 0,
-) -> bool:
-    """`enqueue_tensor` for contiguous float16 on the host that was converted from float32."""
-    return session.enqueue(
-        layer, _CODES[half.dtype], half.shape, half.data_ptr(),
-        step=step, token=token, call=call, request=request, conversion=conversion,
-    )  # fmt: skip
 
 
 def _no_memory(tensor: Tensor) -> UnsupportedError:

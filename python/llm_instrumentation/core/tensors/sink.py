@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,36 +25,20 @@ from .enqueue import (
     PLAIN,
     NotDenseError,
     PlainEnqueuer,
+    When,
     check_dense,
     check_runs_now,
     check_storable,
     described,
-    enqueue_converted,
     enqueue_tensor,
     plain_enqueuer,
 )
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 
-__all__ = ["ModuleTensors", "TensorSink", "When"]
+__all__ = ["ModuleTensors", "TensorSink"]
 
 # A path can be too long for a packet. The note about its tensor shows this many characters.
 _SHOWN_PATH = 200
-
-
-class When(NamedTuple):
-    """When a tensor was computed.
-
-    Attributes:
-        step: number of the step; -1: none.
-        token: tokens recorded when the step began; -1: no step, or no tracker.
-        call: number of the module's call within the step, from 0.
-        request: the session's number of the request; 0: none.
-    """
-
-    step: int
-    token: int
-    call: int
-    request: int
 
 
 class TensorSink:
@@ -133,22 +116,12 @@ class TensorSink:
                 raise UnsupportedError(
                     f"{described(tensor)}: taking a part of it raised {error!r}"
                 ) from error
-        step, token, call, request = when
 
-        def enqueue(host: Tensor) -> None:
+        def enqueue(host: Tensor, numbers: Tensor | None = None) -> None:
             enqueue_tensor(
-                self.session, layer, host, step=step, token=token, call=call, request=request,
+                self.session, layer, host, when,
                 transform=transform, parameters=parameters,
-            )  # fmt: skip
-
-        def enqueue_narrowed(host: Tensor, numbers: Tensor | None) -> None:
-            if numbers is None:
-                enqueue(host)
-                return
-            conversion = conversion_of(numbers, host.numel())
-            enqueue_converted(
-                self.session, layer, host, conversion,
-                step=step, token=token, call=call, request=request,
+                conversion=None if numbers is None else conversion_of(numbers, host.numel()),
             )  # fmt: skip
 
         if not transferred:
@@ -158,7 +131,7 @@ class TensorSink:
         try:
             if transform is None and self._float16_bound > 0 and worth_narrowing(tensor):
                 bounded = functools.partial(holds, bound=self._float16_bound)
-                transfers.async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
+                transfers.async_narrowed_to_host(tensor, narrow, bounded, enqueue)
             else:
                 transfers.async_gpu_to_host(tensor, enqueue)
         except torch.cuda.OutOfMemoryError as error:
@@ -251,11 +224,7 @@ class ModuleTensors:
                 elif type(tensor) in PLAIN:
                     enqueue(tensor, *when)
                 else:
-                    step, token, call, request = when
-                    enqueue_tensor(
-                        sink.session, layer, tensor,
-                        step=step, token=token, call=call, request=request,
-                    )  # fmt: skip
+                    enqueue_tensor(sink.session, layer, tensor, when)
             except Exception as error:
                 if isinstance(error, NotDenseError) and not samples:
                     self._take_components(path.removesuffix(ending), ending, tensor, layer, when)
