@@ -21,7 +21,7 @@ const fileLag = 50 * time.Millisecond
 type writer struct {
 	helped   bool // helpers append too
 	life     *lifecycle
-	intake   Intake
+	intake   *intake
 	arena    *arena.Arena
 	order    *order
 	progress *progress
@@ -88,12 +88,12 @@ func (w *writer) rest() {
 
 // tickIntake lets the intake enqueue the tensors that wait there. Its error is the session's failure
 // or is met by the next call too.
-func (w *writer) tickIntake() { _ = w.life.Guard(w.intake.Tick) }
+func (w *writer) tickIntake() { _ = w.life.Guard(w.intake.tick) }
 
 // end lets no more entries into the order, if all are taken and the intake is empty. It reports
 // whether it did.
 func (w *writer) end() bool {
-	return (w.intake.Empty() || w.life.halted()) && w.order.End()
+	return (w.intake.empty() || w.life.halted()) && w.order.End()
 }
 
 // handle brings an entry to the sink.
@@ -214,7 +214,7 @@ func (w *writer) finish() {
 	k.attempt(k.stream.Close)
 	k.attempt(func() error { return displaced })
 	w.arena.Close()
-	w.counters.lost.Add(uint64(w.intake.Close()))
+	w.counters.lost.Add(w.intake.close())
 	select {
 	case <-l.failed:
 		l.finishErr = l.failure
