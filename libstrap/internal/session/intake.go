@@ -10,14 +10,12 @@ import (
 
 // intake lets small tensors wait before they become packets.
 //
-// Between two operators of a model, all that makes a packet has left the processor's caches. So the
-// host only copies a small tensor into the buffer, which costs little. The next other call of the
-// session drains the intake: it enqueues the tensors that wait, oldest first, and then does its own
-// work. Only the first of these tensors finds the caches cold. If no call comes, the writer's tick
-// drains the intake.
+// Between two operators of a model, the code and data that make a packet leave the processor's
+// caches. So the host only copies a small tensor into the buffer. The next call that does more drains
+// the intake first: it enqueues the tensors that wait, oldest first. Only the first of them finds the
+// caches cold. If no call comes, the writer's tick drains the intake.
 //
-// The file has the order of the calls: Enqueue and Roll drain the intake first, and a note waits
-// behind the tensors in it.
+// The file has the order of the calls, because a note waits behind the tensors too.
 type intake struct {
 	buffer   IntakeBuffer // nil: the session has none, and the intake stays empty
 	life     *lifecycle
@@ -28,13 +26,13 @@ type intake struct {
 	tensor   Tensor        // the oldest one, with the cursor of its enqueue
 	begun    bool          // tensor is set
 
-	passed atomic.Uint64 // how many of the tensors taken wait no more
+	passed atomic.Uint64 // tensors that were taken and no longer wait
 
-	mu               mutex[intakeRank] // guards what follows, and the calls of buffer except Taken
+	mu               mutex[intakeRank] // guards what follows, and all calls of buffer except Taken
 	kept             []*entry          // notes behind all tensors that wait
 	layers, requests uint32            // that the buffer admits
 	isShut           bool
-	drained          bool // since the last tick
+	drained          bool // the intake was emptied since the last tick
 }
 
 func newIntake(buffer IntakeBuffer) *intake {
@@ -206,7 +204,7 @@ func (in *intake) enqueueAll(remaining func() time.Duration) error {
 		}
 		err = in.enqueuer.enqueue(&in.tensor, remaining())
 		if errors.Is(err, status.InvalidArgument) {
-			err = status.Wrap(status.Internal, err, "the intake took a tensor that is none")
+			err = status.Wrap(status.Internal, err, "the intake took an invalid tensor")
 			in.life.fail(err)
 		}
 		if err != nil {
@@ -239,8 +237,8 @@ func (in *intake) next() (more bool, err error) {
 	return false, nil
 }
 
-// close gives up the tensors that wait and returns their number. The session has ended, so a call
-// that drains ends soon: close waits for it.
+// close gives up the tensors that wait and returns their number. It waits for a call that drains,
+// which ends because the session has ended.
 func (in *intake) close() (lost uint64) {
 	if in.buffer == nil {
 		return 0

@@ -12,8 +12,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// fileLag is the writer's tick. A packet that a block of the stream still holds is brought into the
-// file after one to two ticks. So long may a tensor wait in the intake.
+// fileLag is the writer's tick. A packet waits in a block of the stream for one to two ticks at most,
+// and so does a tensor in the intake.
 const fileLag = 50 * time.Millisecond
 
 // writer is the goroutine that takes the entries of the order to the sink, serves the calls that
