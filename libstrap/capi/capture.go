@@ -1,7 +1,6 @@
 package main
 
 /*
-#include "intake.h"
 #include "strap.h"
 */
 import "C"
@@ -13,7 +12,6 @@ import (
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/team"
@@ -23,7 +21,7 @@ import (
 func timeout(ms C.int32_t) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 // onSession runs f on an open session; a panic poisons the session.
-func onSession(h C.strap_session, e *C.strap_error, f func(*intake.Capture) error) C.strap_status {
+func onSession(h C.strap_session, e *C.strap_error, f func(*session.Session) error) C.strap_status {
 	return guarded(e, func() error {
 		s, err := sessions.get(uint64(h))
 		if err != nil {
@@ -41,14 +39,12 @@ func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e 
 			return err
 		}
 		id := sessions.next()
-		var small intake.Room
-		for i := 0; i < C.INTAKE_COUNT && small == nil && !opts.DropOnFull; i++ {
-			if small = openRoom(id); small == nil {
-				id = sessions.next() // whose room may be free
-			}
+		if !opts.DropOnFull {
+			id, opts.Intake = openIntake(id)
 		}
-		s, err := intake.Open(C.GoString(path), opts, small)
+		s, err := session.Open(C.GoString(path), opts)
 		if err != nil {
+			closeIntake(id)
 			return err
 		}
 		sessions.put(id, s)
@@ -106,7 +102,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 
 //export strapgoRoll
 func strapgoRoll(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		if overwrite != 0 && overwrite != 1 {
 			return status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", overwrite)
 		}
@@ -117,7 +113,7 @@ func strapgoRoll(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t
 
 //export strapgoCaptureID
 func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		if size < C.STRAP_CAPTURE_ID_BYTES {
 			return status.New(status.InvalidArgument,
 				"size = %d: give at least STRAP_CAPTURE_ID_BYTES, %d", size, C.STRAP_CAPTURE_ID_BYTES)
@@ -130,7 +126,7 @@ func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_e
 
 //export strapgoLayer
 func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path *C.char, out *C.uint32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		if nameLen > wire.MaxName {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, wire.MaxName)
 		}
@@ -150,7 +146,7 @@ func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path
 
 //export strapgoRequest
 func strapgoRequest(h C.strap_session, name *C.char, nameLen C.size_t, out *C.uint32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		if nameLen > session.MaxText {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, session.MaxText)
 		}
@@ -163,7 +159,7 @@ func strapgoRequest(h C.strap_session, name *C.char, nameLen C.size_t, out *C.ui
 //export strapgoEnqueue
 func strapgoEnqueue(h C.strap_session, c *C.strap_tensor, thread C.uint64_t, now C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	dropped := false
-	code := onSession(h, e, func(s *intake.Capture) error {
+	code := onSession(h, e, func(s *session.Session) error {
 		t, err := tensor(c)
 		if err != nil {
 			return err
@@ -237,14 +233,14 @@ func conversion(c *C.strap_conversion) (*session.Conversion, error) {
 
 //export strapgoAbandon
 func strapgoAbandon(h C.strap_session, cursor C.uint64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Abandon(uint64(cursor))
 	})
 }
 
 //export strapgoNote
 func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, call C.uint32_t, message *C.char, thread C.uint64_t, now C.int64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Note(&session.Tensor{
 			Layer: uint32(layer), Step: int64(step), Token: int64(token), Call: uint32(call),
 			Thread: uint64(thread), TimeNS: int64(now),
@@ -254,14 +250,14 @@ func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, cal
 
 //export strapgoFlush
 func strapgoFlush(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Flush((*uint64)(cursor), timeout(timeoutMS))
 	})
 }
 
 //export strapgoCheckpoint
 func strapgoCheckpoint(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		covered, err := s.Checkpoint((*uint64)(cursor), timeout(timeoutMS))
 		*offset = C.uint64_t(covered)
 		return err
@@ -270,7 +266,7 @@ func strapgoCheckpoint(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_
 
 //export strapgoStats
 func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		st := s.Stats()
 		out.workers = C.uint32_t(st.Workers)
 		out.packets = C.uint64_t(st.Packets)
@@ -304,7 +300,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 
 //export strapgoClose
 func strapgoClose(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *intake.Capture) error {
+	return onSession(h, e, func(s *session.Session) error {
 		err := s.Close(timeout(timeoutMS))
 		if !errors.Is(err, status.Timeout) {
 			if _, gone := sessions.remove(uint64(h)); gone != nil {

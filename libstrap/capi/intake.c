@@ -1,9 +1,6 @@
 /*
- * intake.c - copies small tensors aside, for strap_enqueue and strap_offer, before Go is entered.
- *
- * When a model's next operator is through, the code and data that make a packet have left the
- * caches, and so has the way into Go. So a small tensor is only copied here. Package internal/intake
- * makes packets of several tensors together.
+ * intake.c - copies small tensors into buffers, for strap_enqueue and strap_offer, before Go is
+ * entered. session/intake.go makes packets of them later, and says why.
  */
 #include <string.h>
 
@@ -12,7 +9,7 @@
 /* Static, because a late call may look at the intake of a closed session. */
 static struct intake intakes[INTAKE_COUNT] = {
     [0 ... INTAKE_COUNT - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
-static _Alignas(INTAKE_LINE) char rooms[INTAKE_COUNT][INTAKE_ROOM];
+static _Alignas(INTAKE_LINE) char buffers[INTAKE_COUNT][INTAKE_BYTES];
 
 /* The intake that a session may have. Sessions have every other id. */
 static struct intake *intake_of(strap_session session) {
@@ -67,18 +64,17 @@ int intake_take(strap_session session, const strap_tensor *t, uint64_t thread, i
   if (bytes == 0 || pthread_mutex_trylock(&in->lock) != 0) return 0;
   const uint32_t data = in->used + round_up(sizeof(struct intake_tensor) + lengths);
   const uint32_t next = data + round_up(bytes);
-  const int taken = in->session == session && !in->held && !in->shut && t->layer < in->layers &&
-                    t->request <= in->requests && next <= INTAKE_ROOM;
+  const int taken = in->session == session && !in->held && t->layer < in->layers &&
+                    t->request <= in->requests && next <= INTAKE_BYTES;
   if (taken) {
-    struct intake_tensor *own = (struct intake_tensor *)(in->room + in->used);
+    struct intake_tensor *own = (struct intake_tensor *)(in->buffer + in->used);
     *own = (struct intake_tensor){thread,  time_ns,  t->step, t->token, t->layer,
                                   t->call, t->request, t->dtype, t->ndim, data, next};
     if (lengths > 0) memcpy(own + 1, shape, lengths);
-    memcpy(in->room + data, t->data, bytes);
+    memcpy(in->buffer + data, t->data, bytes);
     in->used = next;
-    __atomic_store_n(&in->tensors, in->tensors + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&in->bytes, in->bytes + bytes, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&in->waiting, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&in->tensors, in->tensors + 1, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&in->lock);
   return taken;
@@ -90,12 +86,11 @@ struct intake *intake_open(strap_session session) {
   const int is_free = in->session == 0;
   if (is_free) {
     in->session = session;
-    in->room = rooms[in - intakes];
+    in->buffer = buffers[in - intakes];
     in->layers = in->requests = in->used = 0;
-    in->held = in->shut = 0;
-    __atomic_store_n(&in->tensors, 0, __ATOMIC_RELAXED);
+    in->held = 0;
     __atomic_store_n(&in->bytes, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&in->waiting, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&in->tensors, 0, __ATOMIC_RELAXED);
   }
   pthread_mutex_unlock(&in->lock);
   return is_free ? in : NULL;
@@ -117,25 +112,21 @@ void intake_close(strap_session session) {
   pthread_mutex_unlock(&in->lock);
 }
 
-void intake_layers(strap_session session, uint32_t layers) {
+void intake_admit(strap_session session, uint32_t layers, uint32_t requests) {
   struct intake *in = lock_own(session);
   if (in == NULL) return;
   in->layers = layers;
-  pthread_mutex_unlock(&in->lock);
-}
-
-void intake_requests(strap_session session, uint32_t requests) {
-  struct intake *in = lock_own(session);
-  if (in == NULL) return;
   in->requests = requests;
   pthread_mutex_unlock(&in->lock);
 }
 
-void intake_hold(strap_session session) {
+uint32_t intake_hold(strap_session session) {
   struct intake *in = lock_own(session);
-  if (in == NULL) return;
+  if (in == NULL) return 0;
   in->held = 1;
+  const uint32_t used = in->used;
   pthread_mutex_unlock(&in->lock);
+  return used;
 }
 
 void intake_resume(strap_session session) {
@@ -143,12 +134,5 @@ void intake_resume(strap_session session) {
   if (in == NULL) return;
   in->held = 0;
   in->used = 0;
-  pthread_mutex_unlock(&in->lock);
-}
-
-void intake_shut(strap_session session) {
-  struct intake *in = lock_own(session);
-  if (in == NULL) return;
-  in->shut = 1;
   pthread_mutex_unlock(&in->lock);
 }

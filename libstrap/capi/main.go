@@ -17,8 +17,8 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/reader"
+	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -96,7 +96,7 @@ type handles[T any] struct {
 }
 
 var (
-	sessions = handles[*intake.Capture]{what: "session", last: 1, step: 2, open: map[uint64]*intake.Capture{}}
+	sessions = handles[*session.Session]{what: "session", last: 1, step: 2, open: map[uint64]*session.Session{}}
 	readers  = handles[*openReader]{what: "reader", last: 2, step: 2, open: map[uint64]*openReader{}}
 )
 

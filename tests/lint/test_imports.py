@@ -17,7 +17,6 @@ MODULE = "github.com/libstrap/strap/"
 ALLOWED = {
     "capi": {
         "codec",
-        "intake",
         "memtrace",
         "probe",
         "reader",
@@ -26,7 +25,6 @@ ALLOWED = {
         "team",
         "wire",
     },
-    "intake": {"session"},
     "session": {
         "arena",
         "codec",

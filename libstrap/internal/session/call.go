@@ -11,7 +11,7 @@ type call struct {
 	timer      *time.Timer   // runs from the first wait on
 	over       chan struct{} // closed when the limit has passed
 	stalled    bool          // it counts as a stall already
-	fromIntake bool          // see Tensor.FromIntake
+	fromIntake bool          // see Tensor.fromIntake
 }
 
 // past is the Done of a call with the limit 0.

@@ -21,7 +21,7 @@ type emission struct {
 	source     wire.DType  // of the captured values
 	conversion *Conversion // of the caller; nil: none
 	bound      float64     // of the error of rounding; 0: values are not rounded
-	fromIntake bool        // see Tensor.FromIntake
+	fromIntake bool        // see Tensor.fromIntake
 
 	// Progress.
 	stored wire.DType // the type in the packets now

@@ -25,18 +25,21 @@ type enqueuer struct {
 	streamed *streamed
 }
 
-// enqueue is Session.Enqueue.
+// enqueue is Session.Enqueue, without the tensors of the intake.
 func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
-	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.FromIntake}
-	if t.FromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
+	if err := q.life.refusedTo(t.fromIntake); err != nil {
+		return err
+	}
+	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.fromIntake}
+	if t.fromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
 		c.refuse = q.life.discarded
 	}
 	defer c.stop()
 	defer q.staging.line.Leave(&c.turn) // also if this call panics
 	if t.Cursor&1 != 0 {
-		k, err := q.pending.take(t.Cursor, t.FromIntake)
+		k, err := q.pending.take(t.Cursor, t.fromIntake)
 		if err != nil {
-			if ended := q.life.refusedTo(t.FromIntake); ended != nil { // the end took the emission back
+			if ended := q.life.refusedTo(t.fromIntake); ended != nil { // the end took the emission back
 				return ended
 			}
 			return err
@@ -75,7 +78,7 @@ func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
 	}
 	e.opts, e.tensor, e.text = q.opts, t, t.text()
 	e.source, e.stored = t.source(), q.opts.stored(t.DType)
-	e.fromIntake, e.bound = t.FromIntake, q.opts.rounding
+	e.fromIntake, e.bound = t.fromIntake, q.opts.rounding
 	if t.Conversion != nil {
 		e.conversion, e.bound = t.Conversion, t.Conversion.left(e.bound)
 	}
@@ -240,7 +243,7 @@ func (q *enqueuer) drop(e *emission, why error) error {
 	}
 	q.counters.dropped.Add(1)
 	q.counters.droppedBytes.Add(uint64(e.elems-e.part.start) * uint64(e.source.Size()))
-	if err := q.notes.push(&e.origin, e.tensor, what+why.Error()); err != nil {
+	if err := q.notes.push(q.notes.entry(&e.origin, e.tensor, what+why.Error())); err != nil {
 		return err
 	}
 	return ErrDropped

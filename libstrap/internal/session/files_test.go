@@ -17,6 +17,7 @@ import (
 var layers = []string{
 	"session.go", // opens a session, and has its methods
 	"writer.go",
+	"intake.go",  // small tensors wait, until a call drains them
 	"enqueue.go", // splits a tensor into parts and chooses their lanes
 	"inline.go staged.go streamed.go",
 	"maker.go files.go",
@@ -30,7 +31,7 @@ var layers = []string{
 	"counters.go lifecycle.go",
 	"call.go",
 	"line.go names.go tensor.go options.go",
-	"intake.go priority_linux.go priority_other.go mutex_plain.go mutex_race.go",
+	"priority_linux.go priority_other.go mutex_plain.go mutex_race.go",
 	"mutex.go",
 }
 

@@ -1,4 +1,4 @@
-package session_test
+package session
 
 import (
 	"errors"
@@ -11,31 +11,29 @@ import (
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/intake"
-	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// shelf is an intake.Room in Go alone.
+// shelf is an IntakeBuffer in Go alone.
 type shelf struct {
-	mu      sync.Mutex
-	tensors []session.Tensor
-	at      int
-	held    bool
-	shut    bool
-	layers  int
-	taken   uint64
-	bytes   uint64
-	onFirst func() // called once by First
+	mu       sync.Mutex
+	tensors  []Tensor
+	at       int // Next describes this one
+	held     bool
+	layers   uint32
+	requests uint32
+	taken    uint64
+	bytes    uint64
+	onNext   func() // called once by Next
 }
 
-// put stores a tensor of float32. It reports false if the shelf is held or shut, or does not know
-// the layer.
-func (f *shelf) put(x *session.Tensor) bool {
+// put stores a tensor of float32. It reports false if the shelf is held, or does not admit the
+// layer or the request.
+func (f *shelf) put(x *Tensor) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.held || f.shut || int(x.Layer) >= f.layers {
+	if f.held || x.Layer >= f.layers || x.Request > f.requests {
 		return false
 	}
 	f.tensors = append(f.tensors, *x)
@@ -44,71 +42,53 @@ func (f *shelf) put(x *session.Tensor) bool {
 	return true
 }
 
-func (f *shelf) locked(do func()) {
+func (f *shelf) Admit(layers, requests uint32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	do()
+	f.layers, f.requests = layers, requests
 }
 
-func (f *shelf) Layers(n int)     { f.locked(func() { f.layers = n }) }
-func (f *shelf) Requests(int)     {}
-func (f *shelf) Waiting() (n int) { f.locked(func() { n = len(f.tensors) - f.at }); return n }
-func (f *shelf) Taken() (n, bytes uint64) {
-	f.locked(func() { n, bytes = f.taken, f.bytes })
-	return n, bytes
+func (f *shelf) Taken() (tensors, bytes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.taken, f.bytes
 }
-func (f *shelf) Pop()   { f.locked(func() { f.at++ }) }
-func (f *shelf) Hold()  { f.locked(func() { f.held = true }) }
-func (f *shelf) Shut()  { f.locked(func() { f.shut = true }) }
-func (f *shelf) Close() { f.Shut() }
 
-func (f *shelf) First(t *session.Tensor) (some bool) {
-	if once := f.onFirst; once != nil {
-		f.onFirst = nil
+func (f *shelf) Hold() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held = true
+}
+
+func (f *shelf) Next(t *Tensor) bool {
+	if once := f.onNext; once != nil {
+		f.onNext = nil
 		once()
 	}
-	f.locked(func() {
-		if some = f.at < len(f.tensors); some {
-			f.held, *t = true, f.tensors[f.at]
-		} else {
-			f.held, f.tensors, f.at = false, nil, 0
-		}
-	})
-	return some
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.held = f.at < len(f.tensors); !f.held {
+		f.tensors, f.at = nil, 0
+		return false
+	}
+	*t = f.tensors[f.at]
+	f.at++
+	return true
 }
 
-func options(k codec.Kind) session.Options {
-	return session.Options{Codec: k, Workers: 2, MaxMemory: 8 << 20}
-}
-
-// open opens a capture with f as the room for small tensors, or without a room if f is nil.
-func open(t *testing.T, path string, o session.Options, f *shelf) *intake.Capture {
-	t.Helper()
-	var room intake.Room
-	if f != nil {
-		room = f
-	}
-	s, err := intake.Open(path, o, room)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		s.Discard()
-		<-s.Finished()
-	})
-	return s
-}
+func (f *shelf) Close() { f.Admit(0, 0) }
 
 // shelved opens a capture with a room f. small(i, n) puts a tensor of step i there, whose n elements
 // are i.
-func shelved(t *testing.T, o session.Options) (s *intake.Capture, path string, f *shelf, small func(i, n int)) {
+func shelved(t *testing.T, o Options) (s *Session, path string, f *shelf, small func(i, n int)) {
 	t.Helper()
 	path, f = filepath.Join(t.TempDir(), "a.stream"), &shelf{}
-	s = open(t, path, o, f)
-	layer := session.MustLayer(t, s, "small")
+	o.Intake = f
+	s = open(t, path, o)
+	layer := mustLayer(t, s, "small")
 	return s, path, f, func(i, n int) {
 		t.Helper()
-		x := session.Numbered(layer, i, n)
+		x := numbered(layer, i, n)
 		x.Thread, x.TimeNS = uint64(1000+i), int64(2000+i)
 		if !f.put(x) {
 			t.Fatalf("tensor %d was not taken", i)
@@ -120,12 +100,12 @@ func shelved(t *testing.T, o session.Options) (s *intake.Capture, path string, f
 // The elements of step i have to be i.
 func wantSteps(t *testing.T, path string, n int) []wire.Row {
 	t.Helper()
-	rows, payloads := session.ReadCapture(t, path)
+	rows, payloads := read(t, path)
 	if len(rows) != n {
 		t.Fatalf("%d rows, not %d", len(rows), n)
 	}
 	for i, row := range rows {
-		want := session.Halves(session.Float32s(int(row.Shape[0]), func(int) float32 { return float32(i) }))
+		want := halves(float32s(int(row.Shape[0]), func(int) float32 { return float32(i) }))
 		if row.Step != int64(i) || row.Error == "" && !slices.Equal(payloads[i], want) {
 			t.Fatalf("row %d is step %d of %s, %s", i, row.Step, row.Layer, row.Error)
 		}
@@ -139,7 +119,7 @@ func TestEveryCallDrainsTheRoom(t *testing.T) {
 	for _, k := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
 		t.Run(k.String(), func(t *testing.T) {
 			s, path, _, small := shelved(t, options(k))
-			large := session.MustLayer(t, s, "large")
+			large := mustLayer(t, s, "large")
 			step := 0
 			some := func() {
 				for range 3 {
@@ -148,23 +128,23 @@ func TestEveryCallDrainsTheRoom(t *testing.T) {
 				}
 			}
 			some()
-			session.Enqueue(t, s, session.Numbered(large, step, 50000))
+			enqueue(t, s, numbered(large, step, 50000))
 			step++
 			some()
-			note := session.Numbered(large, step, 1)
+			note := numbered(large, step, 1)
 			if err := s.Note(note, "why"); err != nil {
 				t.Fatal(err)
 			}
 			step++
 			some()
-			if err := session.Flush(s, session.Forever); err != nil {
+			if err := flush(s, forever); err != nil {
 				t.Fatal(err)
 			}
 			if st := s.Stats(); st.Packets != uint64(step-1) || st.QueuedPackets != 0 {
 				t.Fatalf("%d packets in the file and %d queued behind a flush of %d", st.Packets, st.QueuedPackets, step-1)
 			}
 			some()
-			covered, err := session.Checkpoint(s, session.Forever)
+			covered, err := checkpoint(s, forever)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +155,7 @@ func TestEveryCallDrainsTheRoom(t *testing.T) {
 			if st := s.Stats(); st.Tensors != uint64(step-1) || st.QueuedPackets != 3 || st.RawBytes != uint64(4*(50000+100*(step-2))) {
 				t.Fatalf("%d tensors of %d bytes, %d queued", st.Tensors, st.RawBytes, st.QueuedPackets)
 			}
-			session.Finish(t, s)
+			finish(t, s)
 			for i, row := range wantSteps(t, path, step) {
 				if row.Layer == "small" && (row.Thread != uint64(1000+i) || row.TimeNS != int64(2000+i)) {
 					t.Errorf("row %d is of thread %d and time %d", i, row.Thread, row.TimeNS)
@@ -201,21 +181,21 @@ func TestATimeoutLeavesTheRestToTheNextCall(t *testing.T) {
 	o.MaxMemory = 1 << 20
 	o.Workers = 1
 	s, path, _, small := shelved(t, o)
-	step := session.FillMemory(t, s.Session)
+	step := fillMemory(t, s)
 	for range 20 {
 		small(step, 4000)
 		step++
 	}
 	for _, call := range []func() error{
-		func() error { return s.Enqueue(session.Numbered(0, step, 50000), time.Millisecond) },
-		func() error { return session.Flush(s, 0) },
-		func() error { _, err := session.Checkpoint(s, time.Millisecond); return err },
+		func() error { return s.Enqueue(numbered(0, step, 50000), time.Millisecond) },
+		func() error { return flush(s, 0) },
+		func() error { _, err := checkpoint(s, time.Millisecond); return err },
 	} {
 		if err := call(); !errors.Is(err, status.Timeout) {
 			t.Fatalf("nothing was waited for: %v", err)
 		}
 	}
-	if err := s.Note(session.Numbered(0, step, 1), "does not wait"); err != nil {
+	if err := s.Note(numbered(0, step, 1), "does not wait"); err != nil {
 		t.Fatal(err)
 	}
 	if st := s.Stats(); st.Tensors != uint64(step) || st.QueuedPackets < uint64(step) || st.QueuedPackets > uint64(step)+1 {
@@ -224,9 +204,9 @@ func TestATimeoutLeavesTheRestToTheNextCall(t *testing.T) {
 	if err := s.Close(0); !errors.Is(err, status.Timeout) {
 		t.Fatalf("nothing was waited for: %v", err)
 	}
-	s.UnlockWriter()
-	session.Soon(t, s.Finished()) // the session ends without another call
-	session.Finish(t, s)
+	s.sink.unlock(s.opts.helped())
+	soon(t, s.life.finished) // the session ends without another call
+	finish(t, s)
 	wantSteps(t, path, step+1)
 }
 
@@ -235,8 +215,8 @@ func TestWaitsForSmallTensorsAreCountedOnce(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _, _, small := shelved(t, o)
-	n := session.FillMemory(t, s.Session)
-	defer s.UnlockWriter()
+	n := fillMemory(t, s)
+	defer s.sink.unlock(s.opts.helped())
 	for i := range 60 {
 		small(n+i, 4000)
 	}
@@ -244,13 +224,13 @@ func TestWaitsForSmallTensorsAreCountedOnce(t *testing.T) {
 	var waiting sync.WaitGroup
 	for range 3 {
 		waiting.Go(func() {
-			if err := s.Enqueue(session.Numbered(0, n, 50000), 50*time.Millisecond); !errors.Is(err, status.Timeout) {
+			if err := s.Enqueue(numbered(0, n, 50000), 50*time.Millisecond); !errors.Is(err, status.Timeout) {
 				t.Errorf("nothing was waited for: %v", err)
 			}
 		})
 	}
 	waiting.Wait()
-	if err := session.Flush(s, 50*time.Millisecond); !errors.Is(err, status.Timeout) {
+	if err := flush(s, 50*time.Millisecond); !errors.Is(err, status.Timeout) {
 		t.Errorf("nothing was waited for: %v", err)
 	}
 	after := s.Stats()
@@ -263,14 +243,14 @@ func TestWaitsForSmallTensorsAreCountedOnce(t *testing.T) {
 
 func TestOverflowOfASmallTensor(t *testing.T) {
 	s, path, f, _ := shelved(t, options(codec.None))
-	layer := session.MustLayer(t, s, "wide")
-	x := session.TensorOf(layer, wire.Float32, []float32{1, 1e30})
+	layer := mustLayer(t, s, "wide")
+	x := tensorOf(layer, wire.Float32, []float32{1, 1e30})
 	if !f.put(x) {
 		t.Fatal("not taken")
 	}
-	session.Finish(t, s)
-	rows, payloads := session.ReadCapture(t, path)
-	if len(rows) != 2 || rows[1].Transform != wire.TransformOverflow || !slices.Equal(payloads[1], session.BytesOf([]float32{1, 1e30})) {
+	finish(t, s)
+	rows, payloads := read(t, path)
+	if len(rows) != 2 || rows[1].Transform != wire.TransformOverflow || !slices.Equal(payloads[1], bytesOf([]float32{1, 1e30})) {
 		t.Fatalf("%d rows", len(rows))
 	}
 	if st := s.Stats(); st.Overflowed != 1 || st.Tensors != 1 || st.RawBytes != 8 {
@@ -284,14 +264,14 @@ func TestAFailedCaptureCountsItsSmallTensors(t *testing.T) {
 	for i := range 5 {
 		small(i, 10)
 	}
-	s.Fail(status.New(status.IO, "a disk"))
-	if f.put(session.Numbered(0, 5, 10)) {
+	s.life.fail(status.New(status.IO, "a disk"))
+	if f.put(numbered(0, 5, 10)) {
 		t.Error("a failed capture takes tensors")
 	}
-	if err := s.Enqueue(session.Numbered(0, 5, 10), session.Forever); !errors.Is(err, status.IO) {
+	if err := s.Enqueue(numbered(0, 5, 10), forever); !errors.Is(err, status.IO) {
 		t.Errorf("a failed capture says %v", err)
 	}
-	err := s.Close(session.Forever)
+	err := s.Close(forever)
 	if want := "5 packets are not in it"; !errors.Is(err, status.IO) || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
@@ -303,17 +283,17 @@ func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _, _, small := shelved(t, o)
-	n := session.FillMemory(t, s.Session)
+	n := fillMemory(t, s)
 	for i := range 40 {
 		small(n+i, 4000)
 	}
 	ended := make(chan error)
-	go func() { ended <- s.Close(session.Forever) }()
-	for !s.Hurried() { // until Close waits
+	go func() { ended <- s.Close(forever) }()
+	for !s.jobs.Hurried() { // until Close waits
 		time.Sleep(time.Millisecond)
 	}
-	s.Fail(status.New(status.IO, "a disk"))
-	s.UnlockWriter()
+	s.life.fail(status.New(status.IO, "a disk"))
+	s.sink.unlock(s.opts.helped())
 	if err, want := <-ended, fmt.Sprintf("%d packets are not in it", n+40); !errors.Is(err, status.IO) || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
@@ -327,46 +307,46 @@ func TestAnInvalidSmallTensorStopsTheCapture(t *testing.T) {
 	}
 	f.tensors[1].Shape = []int64{-1}
 	for range 2 {
-		if err := session.Flush(s, session.Forever); !errors.Is(err, status.Internal) {
+		if err := flush(s, forever); !errors.Is(err, status.Internal) {
 			t.Errorf("a flush says %v", err)
 		}
 	}
-	if err, want := s.Close(session.Forever), "packets are not in it"; !errors.Is(err, status.Internal) || !strings.Contains(err.Error(), want) {
+	if err, want := s.Close(forever), "packets are not in it"; !errors.Is(err, status.Internal) || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
 }
 
 func TestADiscardedCaptureCountsItsSmallTensors(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.None))
-	s.LockWriter()
+	s.sink.mu.Lock()
 	for i := range 5 {
 		small(i, 10)
 	}
 	lost := s.Discard()
-	if f.put(session.Numbered(0, 5, 10)) {
+	if f.put(numbered(0, 5, 10)) {
 		t.Error("a discarded capture takes tensors")
 	}
-	s.UnlockWriter()
+	s.sink.unlock(s.opts.helped())
 	if lost != 5 {
 		t.Errorf("%d packets were given up, not 5", lost)
 	}
-	<-s.Finished()
-	if n := f.Waiting(); n != 0 {
+	<-s.life.finished
+	if n := s.intake.waiting(); n != 0 {
 		t.Errorf("%d wait for ever", n)
 	}
 }
 
 func TestNotesKeepTheirPlaceAmongSmallTensors(t *testing.T) {
 	s, path, f, _ := shelved(t, options(codec.None))
-	session.CheckThreads(t, s, path, 4, 2000, func(layer uint32, i int) error {
-		x := session.Numbered(layer, i, 10)
+	checkThreads(t, s, path, 4, 2000, func(layer uint32, i int) error {
+		x := numbered(layer, i, 10)
 		if i%20 == 19 {
 			return s.Note(x, "why")
 		}
 		if f.put(x) {
 			return nil
 		}
-		return s.Enqueue(x, session.Forever)
+		return s.Enqueue(x, forever)
 	})
 }
 
@@ -374,12 +354,12 @@ func TestWorkersRestWhileSmallTensorsCome(t *testing.T) {
 	o := options(codec.Zstd)
 	o.Yield = true
 	s, _, f, _ := shelved(t, o)
-	const idle = 10 * session.IdleAfter
-	session.Resting(s.Session, idle)
+	const idle = 10 * idleAfter
+	resting(s, idle)
 	began := time.Now()
-	for i, last := 0, began; time.Since(began) < 50*session.IdleAfter; i++ {
-		if x := session.Numbered(0, i, 10); !f.put(x) {
-			session.Enqueue(t, s, x)
+	for i, last := 0, began; time.Since(began) < 50*idleAfter; i++ {
+		if x := numbered(0, i, 10); !f.put(x) {
+			enqueue(t, s, x)
 		}
 		time.Sleep(2 * time.Millisecond)
 		made, now := s.Stats().Packets, time.Now()
@@ -391,20 +371,37 @@ func TestWorkersRestWhileSmallTensorsCome(t *testing.T) {
 		}
 		last = now
 	}
-	session.Finish(t, s)
+	finish(t, s)
 }
 
 func TestThreadsKeepTheirOrderThroughTheRoom(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory = 1 << 20
 	s, path, f, _ := shelved(t, o)
-	session.CheckThreads(t, s, path, 6, 200, func(layer uint32, i int) error {
-		x := session.Numbered(layer, i, 500+1000*(i%7))
+	checkThreads(t, s, path, 6, 200, func(layer uint32, i int) error {
+		x := numbered(layer, i, 500+1000*(i%7))
 		if i%7 <= 3 && f.put(x) {
 			return nil
 		}
-		return s.Enqueue(x, session.Forever)
+		return s.Enqueue(x, forever)
 	})
+}
+
+// takeMemory takes all free staging memory. Call give to free it again.
+func takeMemory(s *Session) (give func(), err error) {
+	var taken []func()
+	give = func() {
+		for _, free := range taken {
+			free()
+		}
+	}
+	for {
+		region, ok, err := s.arena.TryAlloc(64, 0)
+		if !ok || err != nil {
+			return give, err
+		}
+		taken = append(taken, func() { s.arena.Free(region) })
+	}
 }
 
 // A flush that times out while small tensors wait for memory does not block later calls.
@@ -412,9 +409,9 @@ func TestATimedOutFlushBlocksNoOtherCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, path, _, small := shelved(t, o)
-	session.KeepPlaces(s.Session)
-	n := session.FillMemory(t, s.Session)
-	give, err := s.TakeMemory()
+	keepPlaces(s)
+	n := fillMemory(t, s)
+	give, err := takeMemory(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -426,13 +423,13 @@ func TestATimedOutFlushBlocksNoOtherCall(t *testing.T) {
 		}
 	}
 	give()
-	s.UnlockWriter()
-	session.Enqueue(t, s, session.Numbered(0, n+1, 50_000))
-	if err := s.Flush(&cursor, session.Patience); err != nil || cursor != 0 {
+	s.sink.unlock(s.opts.helped())
+	enqueue(t, s, numbered(0, n+1, 50_000))
+	if err := s.Flush(&cursor, patience); err != nil || cursor != 0 {
 		t.Errorf("cursor %d, %v", cursor, err)
 	}
-	session.Finish(t, s)
-	if rows, _ := session.ReadCapture(t, path); len(rows) != n+2 {
+	finish(t, s)
+	if rows, _ := read(t, path); len(rows) != n+2 {
 		t.Errorf("%d rows, not %d", len(rows), n+2)
 	}
 }
@@ -443,15 +440,15 @@ func TestCloseEndsWithoutTheTick(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _, _, small := shelved(t, o)
-	session.StopTicks(s.Session)
-	session.KeepPlaces(s.Session)
-	n := session.FillMemory(t, s.Session)
-	if err := s.Enqueue(session.Numbered(0, n, 50_000), 0); !errors.Is(err, status.Timeout) {
+	stopTicks(s)
+	keepPlaces(s)
+	n := fillMemory(t, s)
+	if err := s.Enqueue(numbered(0, n, 50_000), 0); !errors.Is(err, status.Timeout) {
 		t.Fatal(err)
 	}
 	small(n, 10)
-	s.UnlockWriter()
-	if err := s.Close(session.Patience); err != nil {
+	s.sink.unlock(s.opts.helped())
+	if err := s.Close(patience); err != nil {
 		t.Error(err)
 	}
 }
@@ -459,26 +456,26 @@ func TestCloseEndsWithoutTheTick(t *testing.T) {
 // A panic while a call drains the room fails that call and the session.
 func TestAPanicOfADrainEndsTheSession(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.Zstd))
-	session.StopTicks(s.Session)
+	stopTicks(s)
 	small(0, 10)
-	f.onFirst = func() { panic("a bug") }
-	err := s.Guard(func() error { return s.Enqueue(session.Numbered(0, 1, 10), session.Forever) })
+	f.onNext = func() { panic("a bug") }
+	err := s.Guard(func() error { return s.Enqueue(numbered(0, 1, 10), forever) })
 	if !errors.Is(err, status.Internal) {
 		t.Errorf("the call: %v", err)
 	}
-	if err := s.Close(session.Patience); !errors.Is(err, status.Internal) {
+	if err := s.Close(patience); !errors.Is(err, status.Internal) {
 		t.Errorf("the end: %v", err)
 	}
 }
 
 // fullWith fills the memory and then puts 60 small tensors into the room; not all of them will find
 // memory. n is the number of tensors so far, with steps from 0.
-func fullWith(t *testing.T) (s *intake.Capture, path string, n int) {
+func fullWith(t *testing.T) (s *Session, path string, n int) {
 	t.Helper()
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, path, _, small := shelved(t, o)
-	n = session.FillMemory(t, s.Session)
+	n = fillMemory(t, s)
 	for range 60 {
 		small(n, 4000)
 		n++
@@ -491,15 +488,15 @@ func fullWith(t *testing.T) (s *intake.Capture, path string, n int) {
 func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
 	s, path, n := fullWith(t)
 	calls := []func() error{
-		func() error { return s.Enqueue(session.Numbered(0, n, 50000), session.Forever) },
-		func() error { return session.Flush(s, session.Forever) },
-		func() error { _, err := session.Checkpoint(s, session.Forever); return err },
+		func() error { return s.Enqueue(numbered(0, n, 50000), forever) },
+		func() error { return flush(s, forever) },
+		func() error { _, err := checkpoint(s, forever); return err },
 	}
 	ended := make(chan error)
 	for _, call := range calls {
 		go func() { ended <- call() }()
 	}
-	for !s.Hurried() { // until one call waits for memory
+	for !s.jobs.Hurried() { // until one call waits for memory
 		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(10 * time.Millisecond) // and the other calls wait for that one
@@ -512,24 +509,24 @@ func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
 			if !errors.Is(err, status.InvalidState) {
 				t.Error(err)
 			}
-		case <-time.After(session.Patience):
+		case <-time.After(patience):
 			t.Error("a call goes on waiting")
 		}
 	}
-	s.UnlockWriter()
-	session.Finish(t, s)
+	s.sink.unlock(s.opts.helped())
+	finish(t, s)
 	wantSteps(t, path, n)
 }
 
 // A note that a failed capture did not write still counts as a failed tensor.
 func TestNotesThatWereLostStayCounted(t *testing.T) {
 	s, _, n := fullWith(t)
-	if err := s.Note(session.Numbered(0, n, 1), "why"); err != nil {
+	if err := s.Note(numbered(0, n, 1), "why"); err != nil {
 		t.Fatal(err)
 	}
-	s.Fail(status.New(status.IO, "a disk"))
-	s.UnlockWriter()
-	if err := s.Close(session.Patience); !errors.Is(err, status.IO) {
+	s.life.fail(status.New(status.IO, "a disk"))
+	s.sink.unlock(s.opts.helped())
+	if err := s.Close(patience); !errors.Is(err, status.IO) {
 		t.Error(err)
 	}
 	if failed := s.Stats().Failed; failed != 1 {
@@ -541,18 +538,18 @@ func TestNotesThatWereLostStayCounted(t *testing.T) {
 // overtakes a small tensor.
 func TestNotesBehindSmallTensorsAreBounded(t *testing.T) {
 	s, path, n := fullWith(t)
-	const notes = session.MaxNotes + 100
+	const notes = maxNotes + 100
 	for i := range notes {
-		if err := s.Note(session.Numbered(0, n+i, 1), "why"); err != nil {
+		if err := s.Note(numbered(0, n+i, 1), "why"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if failed := s.Stats().Failed; failed != notes {
 		t.Errorf("%d tensors failed, not %d", failed, notes)
 	}
-	s.UnlockWriter()
-	session.Finish(t, s)
-	wantSteps(t, path, n+session.MaxNotes)
+	s.sink.unlock(s.opts.helped())
+	finish(t, s)
+	wantSteps(t, path, n+maxNotes)
 	if failed := s.Stats().Failed; failed != notes {
 		t.Errorf("%d tensors failed at the end, not %d", failed, notes)
 	}
@@ -560,24 +557,24 @@ func TestNotesBehindSmallTensorsAreBounded(t *testing.T) {
 
 // Enqueue lets the team help with the small tensors that it drains. A flush does not.
 func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
-	if !session.SoakTeam().Present() {
+	if !soakTeam.Present() {
 		t.Skip("the team is in C, and this build has none")
 	}
 	for _, enqueues := range []bool{false, true} {
 		o := options(codec.Zstd)
-		o.Yield, o.Team, o.MaxMemory = true, session.SoakTeam(), 1<<20
+		o.Yield, o.Team, o.MaxMemory = true, soakTeam, 1<<20
 		s, _, _, small := shelved(t, o)
 		for i := range 60 {
 			small(i, 4000)
 		}
 		if enqueues {
-			session.Enqueue(t, s, session.Numbered(0, 60, 4000))
-		} else if err := session.Flush(s, session.Forever); err != nil {
+			enqueue(t, s, numbered(0, 60, 4000))
+		} else if err := flush(s, forever); err != nil {
 			t.Fatal(err)
 		}
 		if helps := s.Stats().YieldNS > 0; helps != enqueues {
 			t.Errorf("the team helped: %v; within Enqueue: %v", helps, enqueues)
 		}
-		session.Finish(t, s)
+		finish(t, s)
 	}
 }

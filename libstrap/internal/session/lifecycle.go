@@ -11,7 +11,7 @@ import (
 // files are closed.
 type lifecycle struct {
 	path string // as the host gave it, for errors
-	shut func() // of the Intake; called before the first refusal
+	shut func() // of the intake; called before the first refusal
 
 	closing   chan struct{} // closed when the session accepts no more calls
 	closeOnce sync.Once

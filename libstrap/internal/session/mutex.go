@@ -6,11 +6,13 @@ type rank interface{ rank() int }
 type (
 	emissionRank struct{}
 	sinkRank     struct{}
+	intakeRank   struct{}
 	pendingRank  struct{}
 	leafRank     struct{}
 )
 
 func (emissionRank) rank() int { return 0 }
 func (sinkRank) rank() int     { return 1 }
-func (pendingRank) rank() int  { return 2 }
-func (leafRank) rank() int     { return 3 }
+func (intakeRank) rank() int   { return 2 }
+func (pendingRank) rank() int  { return 3 }
+func (leafRank) rank() int     { return 4 }

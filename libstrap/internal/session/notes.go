@@ -3,9 +3,9 @@ package session
 import "strings"
 
 const (
-	// MaxNotes bounds the notes that wait for the writer, which no region bounds. The statistics
-	// alone count those beyond.
-	MaxNotes = 4096
+	// maxNotes bounds the notes that wait for the writer, which no region bounds. Further notes are
+	// only counted.
+	maxNotes = 4096
 	// maxMessage bounds the bytes of a note's message.
 	maxMessage = 4 << 10
 
@@ -21,21 +21,29 @@ type notes struct {
 
 // add adds a note about a tensor that could not be captured, and counts the tensor as failed.
 func (n *notes) add(from *origin, t *Tensor, message string) error {
-	if err := n.push(from, t, message); err != nil {
+	if err := n.push(n.entry(from, t, message)); err != nil {
 		return err
 	}
 	n.counters.noted.Add(1)
 	return nil
 }
 
-// push adds a note that the caller counts.
-func (n *notes) push(from *origin, t *Tensor, message string) error {
-	if n.counters.queuedNotes.Load() >= MaxNotes {
+// entry returns a note for push. It returns nil if maxNotes notes wait already.
+func (n *notes) entry(from *origin, t *Tensor, message string) *entry {
+	if n.counters.queuedNotes.Load() >= maxNotes {
 		return nil
 	}
 	it := n.entries.get(noteEntry, from, t)
-	it.row.Source, it.row.Error = t.source(), ShortenMessage(message)
+	it.row.Source, it.row.Error = t.source(), shortened(message)
 	n.counters.queuedNotes.Add(1)
+	return it
+}
+
+// push adds a note that the caller counts; nil: it does nothing.
+func (n *notes) push(it *entry) error {
+	if it == nil {
+		return nil
+	}
 	err := n.order.Push(it)
 	if err != nil {
 		n.counters.queuedNotes.Add(-1)
@@ -43,8 +51,8 @@ func (n *notes) push(from *origin, t *Tensor, message string) error {
 	return err
 }
 
-// ShortenMessage cuts a note's message to the 4 KiB that the index keeps of it.
-func ShortenMessage(message string) string {
+// shortened cuts a note's message to the 4 KiB that the index keeps of it.
+func shortened(message string) string {
 	if len(message) <= maxMessage {
 		return message
 	}

@@ -61,9 +61,9 @@ type Options struct {
 	// Team helps to copy large tensors. With Yield, and without DropOnFull, it also makes packets.
 	Team team.Team
 
-	// Intake holds small tensors before Enqueue sees them; nil: there is none. With DropOnFull
-	// there must be none, because Enqueue answers that it left a tensor out.
-	Intake Intake
+	// Intake is where small tensors wait; nil: none wait. With DropOnFull it must be nil, because the
+	// host is to learn at once that a tensor was left out.
+	Intake IntakeBuffer
 
 	Files stream.Files // nil: those of the system
 
@@ -78,6 +78,25 @@ type Options struct {
 	mostLost float64
 	// findsRaw is set if compressing finds out at little cost that a packet stays raw.
 	findsRaw bool
+}
+
+// IntakeBuffer is memory in which small tensors wait. The host copies them there without entering
+// this package. Each is contiguous, not converted, and has elements of at most 16 KiB.
+type IntakeBuffer interface {
+	// Admit lets the buffer take tensors of the layers below this id, and of the requests up to this
+	// id. With layers 0 it takes no tensor.
+	Admit(layers, requests uint32)
+	// Taken returns how many tensors were taken, and the bytes of their elements. It works after
+	// Close too. All threads may call it, also under locks.
+	Taken() (tensors, bytes uint64)
+	// Hold makes the buffer take no tensor until Next returns false.
+	Hold()
+	// Next holds the buffer, describes the next tensor in t, oldest first, and returns true. Shape and
+	// elements stay where they are until Next returns false. If no tensor is left, Next empties the
+	// buffer, lets it take tensors again, and returns false.
+	Next(t *Tensor) bool
+	// Close frees the buffer for another session.
+	Close()
 }
 
 func (o *Options) validate(path string) error {
@@ -117,9 +136,6 @@ func (o *Options) validate(path string) error {
 		return status.New(status.InvalidArgument, "%q: a file named %s holds payloads that every "+
 			"reader knows; name an archive otherwise, for example %q", path, streamSuffix,
 			strings.TrimSuffix(path, streamSuffix)+".archive")
-	}
-	if o.Intake == nil {
-		o.Intake = noIntake{}
 	}
 	if o.split == 0 {
 		o.split = splitBytes

@@ -2,7 +2,8 @@ package session
 
 // order holds the packets and notes of a capture that wait for the writer, in the order of the
 // file. It gives each two numbers: the sequence of its row in the index, and its position in
-// this session. A roll lets the sequence begin anew, for the index of the next stream. Position 1 stands for the opening of the files; the first entry has position 2.
+// this session. A roll restarts the sequence, for the index of the next stream. Position 1 stands for
+// the opening of the files, so the first entry has position 2.
 // Only the holder of sink.mu removes entries.
 type order struct {
 	life     *lifecycle

@@ -23,7 +23,7 @@ func segments(t testing.TB, suffix string) func(n int) string {
 
 func roll(t testing.TB, s *Session, path string) string {
 	t.Helper()
-	id, err := s.Roll(path, false)
+	id, err := s.Roll(path, false, forever)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestARefusedRollChangesNothing(t *testing.T) {
 	layer := mustLayer(t, s, "a")
 	enqueue(t, s, numbered(layer, 0, 10))
 	other := open(t, path(5), options(codec.LZ4))
-	if _, err := s.Roll(path(5), true); !errors.Is(err, status.Busy) {
+	if _, err := s.Roll(path(5), true, forever); !errors.Is(err, status.Busy) {
 		t.Errorf("a segment of another session: %v", err)
 	}
 	finish(t, other)
@@ -174,10 +174,10 @@ func TestARefusedRollChangesNothing(t *testing.T) {
 	if err := os.WriteFile(text, []byte("a letter"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Roll(text, false); !errors.Is(err, status.InvalidArgument) {
+	if _, err := s.Roll(text, false, forever); !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("a file that is no stream: %v", err)
 	}
-	if _, err := s.Roll(filepath.Join(path(7), "x"), false); !errors.Is(err, status.NotFound) {
+	if _, err := s.Roll(filepath.Join(path(7), "x"), false, forever); !errors.Is(err, status.NotFound) {
 		t.Errorf("a folder that is missing: %v", err)
 	}
 	enqueue(t, s, numbered(layer, 1, 10))
@@ -185,7 +185,7 @@ func TestARefusedRollChangesNothing(t *testing.T) {
 	if rows, _ := read(t, path(0)); len(rows) != 2 {
 		t.Errorf("%d packets of 2", len(rows))
 	}
-	if _, err := s.Roll(path(8), false); !errors.Is(err, status.InvalidState) {
+	if _, err := s.Roll(path(8), false, forever); !errors.Is(err, status.InvalidState) {
 		t.Errorf("after the end: %v", err)
 	}
 	if _, err := os.Stat(path(8)); err == nil {
@@ -197,10 +197,10 @@ func TestARefusedRollChangesNothing(t *testing.T) {
 func TestADiscardedRollLeavesNoFiles(t *testing.T) {
 	path := segments(t, "stream")
 	s := open(t, path(0), options(codec.LZ4))
-	s.LockWriter()
+	s.sink.mu.Lock()
 	roll(t, s, path(1))
 	s.Discard()
-	s.UnlockWriter()
+	s.sink.unlock(s.opts.helped())
 	soon(t, s.life.finished)
 	if _, err := os.Stat(path(1)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the segment is there: %v", err)

@@ -21,7 +21,7 @@
 //
 //	emission.running   by TryLock alone where pending.mu is held
 //	sink.mu            by TryLock alone, except in the writer
-//	locks of the intake
+//	intake.mu
 //	pending.mu
 //	all others         of which a goroutine holds one at a time
 //
@@ -61,6 +61,7 @@ type Session struct {
 	writer   *writer
 	notes    *notes
 	enqueuer *enqueuer
+	intake   *intake
 }
 
 // Open starts a capture to path, with its index at path + ".index". It raises GOMAXPROCS if that is
@@ -112,9 +113,10 @@ func Open(path string, o Options) (*Session, error) {
 
 // assemble connects the parts of a session.
 func assemble(path string, o Options, mem *arena.Arena, count *counters, f files, frames *encoders) *Session {
+	in := newIntake(o.Intake)
 	s := &Session{
-		opts: o, arena: mem, counters: count,
-		life:     newLifecycle(path, o.Intake.Shut),
+		opts: o, arena: mem, counters: count, intake: in,
+		life:     newLifecycle(path, in.shut),
 		names:    newNames(),
 		progress: newProgress(),
 		jobs:     newBacklog(o.Yield, o.helped(), min(o.backlogBytes(), mem.Limit()/4)),
@@ -123,7 +125,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	if burst := min(o.BurstBytes, mem.Limit()*3/4); burst > s.jobs.high {
 		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
-	s.jobs.more = func() bool { return o.Intake.Waiting() > 0 }
+	s.jobs.more = func() bool { return in.waiting() > 0 }
 	s.order = newOrder(s.life, f.index.CaptureID(), f.sequence)
 	made := newEntries(o.Rank)
 	s.staging = &staging{
@@ -131,14 +133,14 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 		drops: o.DropOnFull,
 	}
 	s.sink = &sink{
-		life: s.life, intake: o.Intake, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
-		entries: made, counters: count, segment: f.segment,
+		life: s.life, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
+		entries: made, counters: count, waiting: in.waiting, segment: f.segment,
 	}
 	s.maker = &maker{
 		opts: &s.opts, jobs: s.jobs, sink: s.sink, order: s.order, life: s.life, counters: count,
 	}
 	s.writer = &writer{
-		helped: o.helped(), life: s.life, intake: o.Intake, arena: mem, order: s.order,
+		helped: o.helped(), life: s.life, intake: in, arena: mem, order: s.order,
 		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames,
 	}
 	s.notes = &notes{entries: made, order: s.order, counters: count}
@@ -155,6 +157,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 		},
 		streamed: &streamed{entries: made, staging: s.staging},
 	}
+	in.life, in.notes, in.enqueuer = s.life, s.notes, s.enqueuer
 	return s
 }
 
@@ -163,10 +166,14 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 func (s *Session) CaptureID() string { return s.order.CaptureID() }
 
 // Roll begins a new stream at path, with an index of its own, and returns its id. The stream gets all
-// that is enqueued from now on. Roll waits for nothing: Flush waits until the stream before has all
-// that was enqueued before, and Checkpoint until that stream is durable and closed. Errors: those of
-// Open, and why the session takes no more calls.
-func (s *Session) Roll(path string, overwrite bool) (captureID string, err error) {
+// that is enqueued from now on. Roll waits for the memory of small tensors alone, at most timeout: a
+// Timeout begins nothing. Flush then waits until the stream before has all that was enqueued before,
+// and Checkpoint until that stream is durable and closed. Errors: those of Open, and why the session
+// takes no more calls.
+func (s *Session) Roll(path string, overwrite bool, timeout time.Duration) (captureID string, err error) {
+	if _, err := s.intake.drain(timeout); err != nil {
+		return "", err
+	}
 	if err := s.life.refused(); err != nil {
 		return "", err
 	}
@@ -188,22 +195,35 @@ func (s *Session) Roll(path string, overwrite bool) (captureID string, err error
 // Layer registers a source of tensors and returns its id. The same three names give the same id. It
 // works also after Close.
 func (s *Session) Layer(model, name, path string) (uint32, error) {
-	return s.names.addLayer(model, name, path)
+	id, err := s.names.addLayer(model, name, path)
+	if err == nil {
+		s.intake.admit(id+1, 0)
+	}
+	return id, err
 }
 
 // Request registers a request that tensors are made for and returns its id, from 1 on. The same
 // name gives the same id.
-func (s *Session) Request(name string) (uint32, error) { return s.names.addRequest(name) }
+func (s *Session) Request(name string) (uint32, error) {
+	id, err := s.names.addRequest(name)
+	if err == nil {
+		s.intake.admit(0, id)
+	}
+	return id, err
+}
 
 // Enqueue captures a tensor: when it returns nil, the caller may change the elements. It waits at
 // most timeout for room (negative: without limit).
 //
 // A Timeout sets t.Cursor: call again with the same t to go on, or give it up with Abandon. If
 // Enqueue took nothing of the tensor, the call keeps its place among the calls that wait for memory
-// for one second (keptFor, line.go). With DropOnFull there is no Timeout.
-func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
-	if err := s.life.refusedTo(t.FromIntake); err != nil {
-		return err
+// for one second (keptFor, line.go). A Timeout while small tensors wait for memory leaves t.Cursor 0.
+// With DropOnFull there is no Timeout.
+func (s *Session) Enqueue(t *Tensor, timeout time.Duration) (err error) {
+	if t.Cursor == 0 {
+		if timeout, err = s.intake.drain(timeout); err != nil {
+			return err
+		}
 	}
 	return s.enqueuer.enqueue(t, timeout)
 }
@@ -217,33 +237,15 @@ func (s *Session) Abandon(cursor uint64) error { return s.enqueuer.abandon(curso
 // Note puts into the index that a tensor could not be captured, and why. It does not wait. Errors:
 // InvalidArgument if the layer or the request is not registered, InvalidState after Close.
 func (s *Session) Note(t *Tensor, message string) error {
-	if err := s.CheckNote(t); err != nil {
+	if err := s.life.refused(); err != nil {
 		return err
 	}
 	from, err := s.names.find(t.Layer, t.Request)
 	if err != nil {
 		return err
 	}
-	return s.notes.add(&from, t, message)
+	return s.intake.note(&from, t, message)
 }
-
-// CheckNote returns the error that Note would answer now.
-func (s *Session) CheckNote(t *Tensor) error {
-	if err := s.life.refusedTo(t.FromIntake); err != nil {
-		return err
-	}
-	_, err := s.names.find(t.Layer, t.Request)
-	return err
-}
-
-// Refused returns why the session takes no more calls, or nil while it does.
-func (s *Session) Refused() error { return s.life.refused() }
-
-// Closing is closed when the session takes no more calls because it ends.
-func (s *Session) Closing() <-chan struct{} { return s.life.closing }
-
-// Fail stops the writing for good. The first cause stays.
-func (s *Session) Fail(cause error) { s.life.fail(cause) }
 
 // Guard runs f and returns its error. A panic of f becomes the session's failure; an error does
 // not.
@@ -253,7 +255,7 @@ func (s *Session) Guard(f func() error) error { return s.life.Guard(f) }
 // without limit.
 //
 // A Timeout sets *cursor, which is 0 at first: call again with it to go on waiting for the
-// same, whatever was enqueued since.
+// same, whatever was enqueued since. A Timeout while small tensors wait for memory leaves it 0.
 func (s *Session) Flush(cursor *uint64, timeout time.Duration) error {
 	return s.reach(written, cursor, timeout)
 }
@@ -268,7 +270,12 @@ func (s *Session) Checkpoint(cursor *uint64, timeout time.Duration) (offset int6
 }
 
 // reach waits until all that was enqueued before has come to a stage.
-func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
+func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) (err error) {
+	if *cursor == 0 {
+		if timeout, err = s.intake.drain(timeout); err != nil {
+			return err
+		}
+	}
 	if err := s.life.refused(); err != nil {
 		return err
 	}
@@ -279,7 +286,7 @@ func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
 		position = s.order.Added()
 	}
 	defer s.jobs.Hurry()()
-	err := s.sink.await(to, position, &c)
+	err = s.sink.await(to, position, &c)
 	if *cursor = 0; status.CodeOf(err) == status.Timeout {
 		*cursor = position
 	}
@@ -343,8 +350,7 @@ type Stats struct {
 	Failure                                   error
 }
 
-// Stats reads the counters. Tensors and RawBytes leave out the tensors that came from the Intake,
-// because the Intake counts these itself.
+// Stats reads the counters. Those of tensors include what waits in the intake.
 func (s *Session) Stats() Stats {
 	c := s.counters
 	taken, peak, held := s.arena.Usage()
@@ -361,6 +367,8 @@ func (s *Session) Stats() Stats {
 		WriteNS: uint64(s.busy.Total()), WriterThread: int(c.writerThread.Load()),
 		Convert: c.lossSoFar(),
 	}
+	small, bytes := s.intake.taken()
+	st.Tensors, st.RawBytes = st.Tensors+small, st.RawBytes+bytes
 	select {
 	case <-s.life.failed:
 		st.Failure = s.life.failure

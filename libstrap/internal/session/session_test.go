@@ -23,16 +23,12 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-const forever = time.Duration(-1)
-
-// capture has the calls that a Session and an intake.Capture share.
-type capture interface {
-	Layer(model, name, path string) (uint32, error)
-	Enqueue(t *Tensor, timeout time.Duration) error
-	Flush(cursor *uint64, timeout time.Duration) error
-	Checkpoint(cursor *uint64, timeout time.Duration) (int64, error)
-	Close(timeout time.Duration) error
-}
+const (
+	forever = time.Duration(-1)
+	// patience is how much longer than its time limit a call may take in a test. The machine may be
+	// busy, and the race detector on.
+	patience = 5 * time.Second
+)
 
 func options(k codec.Kind) Options {
 	return Options{Codec: k, Workers: 2, MaxMemory: 8 << 20}
@@ -51,7 +47,7 @@ func open(t testing.TB, path string, o Options) *Session {
 	return s
 }
 
-func mustLayer(t testing.TB, s capture, name string) uint32 {
+func mustLayer(t testing.TB, s *Session, name string) uint32 {
 	t.Helper()
 	id, err := s.Layer("", name, "")
 	if err != nil {
@@ -85,24 +81,24 @@ func tensorOf[T any](layer uint32, d wire.DType, v []T, shape ...int64) *Tensor 
 	}
 }
 
-func enqueue(t testing.TB, s capture, x *Tensor) {
+func enqueue(t testing.TB, s *Session, x *Tensor) {
 	t.Helper()
 	if err := s.Enqueue(x, forever); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func flush(s capture, timeout time.Duration) error {
+func flush(s *Session, timeout time.Duration) error {
 	var cursor uint64
 	return s.Flush(&cursor, timeout)
 }
 
-func checkpoint(s capture, timeout time.Duration) (int64, error) {
+func checkpoint(s *Session, timeout time.Duration) (int64, error) {
 	var cursor uint64
 	return s.Checkpoint(&cursor, timeout)
 }
 
-func finish(t testing.TB, s capture) {
+func finish(t testing.TB, s *Session) {
 	t.Helper()
 	if err := s.Close(forever); err != nil {
 		t.Fatal(err)
@@ -361,7 +357,7 @@ func TestThreadsKeepTheirOrder(t *testing.T) {
 // checkThreads starts threads that each capture the steps 0, 1, ... to a layer of their own, and
 // ends the session. It checks that each layer has its rows in order, and that all values of step i
 // are i.
-func checkThreads(t *testing.T, s capture, path string, threads, each int, capture func(layer uint32, i int) error) {
+func checkThreads(t *testing.T, s *Session, path string, threads, each int, capture func(layer uint32, i int) error) {
 	t.Helper()
 	var all sync.WaitGroup
 	for n := range threads {

@@ -24,13 +24,13 @@ const (
 // that help append through it, one at a time.
 type sink struct {
 	life     *lifecycle
-	intake   Intake
 	arena    *arena.Arena
 	order    *order
 	progress *progress
 	jobs     *backlog
 	entries  *entries
 	counters *counters
+	waiting  func() uint64 // how many tensors wait in the intake
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
 	segment                     // gets the packets
@@ -143,8 +143,8 @@ func (k *sink) late() error {
 // queued returns how many packets wait, with the tensors in the intake. While a tensor moves from
 // the intake to the order, queued may count that tensor two times, but counts it at least once.
 func (k *sink) queued() uint64 {
-	small := k.intake.Waiting()
-	return uint64(small) + k.counters.queuedPackets.Load()
+	small := k.waiting()
+	return small + k.counters.queuedPackets.Load()
 }
 
 // The caller of all that follows holds the lock.

@@ -1,4 +1,4 @@
-package session_test
+package session
 
 import (
 	"errors"
@@ -14,10 +14,9 @@ import (
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/reader"
-	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -49,18 +48,21 @@ func TestEveryWaitEnds(t *testing.T) {
 		}
 	}
 	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
-		if time.Since(began) > 2*session.KeptFor+session.Patience {
+		if time.Since(began) > 2*keptFor+patience {
 			t.Fatalf("%d goroutines are left of %d rounds", runtime.NumGoroutine()-before, rounds)
 		}
 	}
 	t.Logf("%d rounds", rounds)
 }
 
+// soakTeam is a host's team of threads. Without cgo it is the zero Team.
+var soakTeam team.Team
+
 // host is a program that captures in several threads.
 type host struct {
 	*testing.T
-	opts    session.Options
-	capture *intake.Capture
+	opts    Options
+	capture *Session
 	path    string
 	shelf   *shelf
 	ended   chan struct{} // closed to end its threads
@@ -84,29 +86,30 @@ func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }
 
 // newHost opens a capture with random options, and starts the goroutine that pauses its disk.
 func newHost(t *testing.T, rng *rand.Rand) *host {
-	o := session.Options{
+	o := Options{
 		Codec:     pick(rng, codec.None, codec.LZ4, codec.Zstd),
 		Workers:   1 + rng.IntN(2),
 		MaxMemory: pick[int64](rng, 1<<20, 2<<20, 8<<20),
 		Yield:     rng.IntN(3) == 0,
 	}
-	o.Split(pick[int64](rng, 0, 200_000))
+	o.split = pick[int64](rng, 0, 200_000)
 	h := &host{T: t, path: filepath.Join(t.TempDir(), "a.stream"), ended: make(chan struct{})}
 	if o.DropOnFull = rng.IntN(4) == 0; !o.DropOnFull {
 		h.shelf = &shelf{}
+		o.Intake = h.shelf
 	}
 	if rng.IntN(3) == 0 {
-		o.Yield, o.Team = true, session.SoakTeam()
+		o.Yield, o.Team = true, soakTeam
 	}
 	h.opts = o
-	h.capture = open(t, h.path, o, h.shelf)
+	h.capture = open(t, h.path, o)
 	if rng.IntN(3) == 0 {
-		session.StopTicks(h.capture.Session) // without ticks, a call that nothing wakes never ends
+		stopTicks(h.capture) // without ticks, a call that nothing wakes never ends
 	}
 	for i := range 2 + rng.IntN(5) {
 		h.threads = append(h.threads, &thread{
 			host: h, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
-			layer: session.MustLayer(t, h.capture, fmt.Sprint(i)), outcome: map[int64]bool{},
+			layer: mustLayer(t, h.capture, fmt.Sprint(i)), outcome: map[int64]bool{},
 			skips: rng.IntN(5) == 0,
 		})
 	}
@@ -118,13 +121,13 @@ func newHost(t *testing.T, rng *rand.Rand) *host {
 func (h *host) stopDisk(rng *rand.Rand) {
 	for {
 		select {
-		case <-h.capture.Finished():
+		case <-h.capture.life.finished:
 			return
 		case <-time.After(time.Duration(rng.IntN(3000)) * time.Microsecond):
 		}
-		if h.capture.TryLockWriter() {
+		if h.capture.sink.mu.TryLock() {
 			time.Sleep(time.Duration(rng.IntN(8000)) * time.Microsecond)
-			h.capture.UnlockWriter()
+			h.capture.sink.unlock(h.capture.opts.helped())
 		}
 	}
 }
@@ -143,7 +146,7 @@ func (h *host) run() {
 		h.capture.Discard()
 		lost = true
 	case 1:
-		h.capture.Fail(status.New(status.IO, "a disk"))
+		h.capture.life.fail(status.New(status.IO, "a disk"))
 		lost = true
 		fallthrough
 	default:
@@ -160,7 +163,7 @@ func (h *host) run() {
 		})
 	}
 	all.Wait()
-	session.Soon(h.T, h.capture.Finished())
+	soon(h.T, h.capture.life.finished)
 	h.check(lost)
 }
 
@@ -180,7 +183,7 @@ func (h *host) until(what string, call func() error) error {
 
 // inTime checks that a call took at most patience longer than its limit.
 func (h *host) inTime(what string, began time.Time, limit time.Duration) {
-	if took := time.Since(began); took > limit+session.Patience {
+	if took := time.Since(began); took > limit+patience {
 		h.Errorf("%s with %v took %v", what, limit, took)
 	}
 }
@@ -200,7 +203,7 @@ func (th *thread) run() {
 		case 1:
 			err = th.checkpoint()
 		case 2:
-			if err = th.capture.Note(session.Numbered(th.layer, int(th.next), 1), "why"); err == nil {
+			if err = th.capture.Note(numbered(th.layer, int(th.next), 1), "why"); err == nil {
 				th.outcome[th.next] = false
 			}
 			th.next++
@@ -262,9 +265,9 @@ var errGivenUp = errors.New("given up")
 // enqueue captures a tensor, or gives up after a time-out.
 func (th *thread) enqueue() error {
 	n := 1 + th.rng.IntN(1<<th.rng.IntN(20))
-	x := session.Numbered(th.layer, int(th.next), n)
+	x := numbered(th.layer, int(th.next), n)
 	if th.rng.IntN(10) == 0 {
-		x.Data = unsafe.Pointer(unsafe.SliceData(session.Float32s(n, func(int) float32 { return 1e9 })))
+		x.Data = unsafe.Pointer(unsafe.SliceData(float32s(n, func(int) float32 { return 1e9 })))
 	}
 	step := th.next
 	th.next++
@@ -299,7 +302,7 @@ func (th *thread) enqueue() error {
 	switch {
 	case errors.Is(err, errGivenUp):
 		return nil
-	case errors.Is(err, session.ErrDropped):
+	case errors.Is(err, ErrDropped):
 		delete(th.outcome, step)
 		return nil
 	case err != nil:

@@ -33,13 +33,12 @@ type Tensor struct {
 	TimeNS     int64
 	Conversion *Conversion // nil: the host has not converted the values
 
-	// FromIntake marks a tensor of at most 16 KiB that the Intake held. The Intake has counted it.
-	// Enqueue takes it also while the session is closing, and makes no other packets within the
-	// call.
-	FromIntake bool
-
 	// Cursor is 0, or what a Timeout of Enqueue left for the repeated call.
 	Cursor uint64
+
+	// fromIntake marks a tensor that waited in the intake, whose buffer has counted it. It is enqueued
+	// also while the session is closing, and no other packets are made within the call.
+	fromIntake bool
 }
 
 // Conversion describes a tensor whose values the caller has converted itself: it made the float16 of

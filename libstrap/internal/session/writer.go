@@ -12,8 +12,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// fileLag is the writer's tick. A packet that a block of the stream still holds is brought into the
-// file after one to two ticks. So long may a tensor wait in the intake.
+// fileLag is the writer's tick. A packet waits in a block of the stream for one to two ticks at most,
+// and so does a tensor in the intake.
 const fileLag = 50 * time.Millisecond
 
 // writer is the goroutine that takes the entries of the order to the sink, serves the calls that
@@ -21,7 +21,7 @@ const fileLag = 50 * time.Millisecond
 type writer struct {
 	helped   bool // helpers append too
 	life     *lifecycle
-	intake   Intake
+	intake   *intake
 	arena    *arena.Arena
 	order    *order
 	progress *progress
@@ -88,12 +88,12 @@ func (w *writer) rest() {
 
 // tickIntake lets the intake enqueue the tensors that wait there. Its error is the session's failure
 // or is met by the next call too.
-func (w *writer) tickIntake() { _ = w.life.Guard(w.intake.Tick) }
+func (w *writer) tickIntake() { _ = w.life.Guard(w.intake.tick) }
 
 // end lets no more entries into the order, if all are taken and the intake is empty. It reports
 // whether it did.
 func (w *writer) end() bool {
-	return (w.intake.Empty() || w.life.halted()) && w.order.End()
+	return (w.intake.empty() || w.life.halted()) && w.order.End()
 }
 
 // handle brings an entry to the sink.
@@ -214,7 +214,7 @@ func (w *writer) finish() {
 	k.attempt(k.stream.Close)
 	k.attempt(func() error { return displaced })
 	w.arena.Close()
-	w.counters.lost.Add(uint64(w.intake.Close()))
+	w.counters.lost.Add(w.intake.close())
 	select {
 	case <-l.failed:
 		l.finishErr = l.failure
