@@ -42,11 +42,15 @@ class packed:  # noqa: N801, used as a function, like annotate
     Each text then is a row of its own: it has its own labels, sequence and positions. Without it a
     packed batch counts as one text. It holds in the block, for this thread or asyncio task.
 
+    If the packing does not fit a batch, the capture warns and stores the call as one that is not
+    packed. With `with_strict()` it raises `InvalidArgumentError`.
+
     Args:
-        lengths: tokens of each text in this call, in their order. A batch may have more tokens;
-            those are padding.
-        starts: the position of each text's first token in this call, as behind a cache. By default
-            the position ids that the call is given count, and if there are none, 0.
+        lengths: tokens of each text in this call, in their order. A batch may have more tokens than
+            their sum; the others are padding, and masked.
+        starts: the position of each text's first token in this call, as behind a cache. Positions
+            count on from there. By default the `position_ids` or `positions` that the call is given
+            count, and if there are none, 0.
         texts: an object for each text; the same object in a later call means that its text goes on.
             It is kept by a weak reference, so it cannot be a number or a str; an object of the
             server's own class can be. By default each text of each call is a new sequence.
