@@ -112,7 +112,7 @@ class RunFolderError(StrapError, ValueError):
 
 
 class CaptureError(StrapError, RuntimeError):
-    """A capture did not meet the tensors that it was asked to capture."""
+    """The models ran and nothing was captured."""
 
 
 _BY_STATUS: dict[int, type[StrapError]] = {

@@ -50,6 +50,8 @@ Pairs: TypeAlias = "list[tuple[int, int]]"
 class LayerSimilarity:
     """The linear CKA of each layer with each other one.
 
+    A notebook shows it as a table, and `plots.plot_similarity` draws it.
+
     Attributes:
         a: path of the capture of `layers`.
         b: path of the capture of `other_layers`; `a` again if only one was given.

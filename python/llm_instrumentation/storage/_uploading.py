@@ -34,6 +34,9 @@ def upload(
     `NAME.upload.json` beside each stream, goes last. Of a run folder the streams that its rank
     files list as complete are sent, then the rank files, then `manifest.json`.
 
+    It takes `memory_bytes`, and about as much again. Messages name the URL, and have no
+    credentials.
+
     Args:
         path: a stream, or a run folder.
         url: the folder to upload to: "s3://bucket/prefix/".

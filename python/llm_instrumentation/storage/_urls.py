@@ -67,7 +67,8 @@ def names_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def check_local(path: str | os.PathLike[str], way_out: str) -> None:
-    """
+    """Refuses a URL.
+
     Raises:
         InvalidArgumentError: the path is a URL; `way_out` says what to do.
     """

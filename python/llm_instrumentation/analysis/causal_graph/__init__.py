@@ -318,7 +318,7 @@ class CausalGraph:
         """Draws the graph from the input at the bottom to the logits at the top.
 
         The width of an edge tells its absolute effect. Positive ones are blue, negative ones orange
-        and dashed, others grey. An edge enters a head at q, k or v.
+        and dashed, others grey. An edge enters a head at q, k or v. At most 300 edges are drawn.
 
         Args:
             ax: the axes to draw to; None makes a figure.

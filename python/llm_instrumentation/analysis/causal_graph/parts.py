@@ -26,7 +26,9 @@ __all__ = [
 ]
 
 NodeKind = Literal["input", "head", "mlp", "logits", "module"]
+"""The kind of a node, as its id says it."""
 EdgeInput = Literal["q", "k", "v"]
+"""The input of a head that an edge enters: the query, the key or the value."""
 #: The inputs of a head, in their order.
 INPUTS: tuple[EdgeInput, ...] = get_args(EdgeInput)
 

@@ -53,7 +53,7 @@ class SAEEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropyScore:
-    """What a reconstruction costs the model, in nats for each predicted token.
+    """The cost of a reconstruction for the model, in nats for each predicted token.
 
     Attributes:
         score: (ablated - spliced) / (ablated - original): 1 if nothing is lost, 0 if the
@@ -154,6 +154,7 @@ def reconstruction(sae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that replaces vectors by their reconstruction, for `spliced`.
 
     It takes a tensor [..., width] or per head [..., heads, width] on any device.
+    `llm_instrumentation.interventions.apply` takes the function too, for some positions or steps.
     """
 
     def replace(values: torch.Tensor) -> torch.Tensor:

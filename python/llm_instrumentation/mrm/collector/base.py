@@ -112,6 +112,7 @@ class BaseCollector(ABC):
         """Why the collector cannot run here, and what to do instead; None: it can run."""
 
     def is_available(self) -> bool:
+        """Whether the collector can run here."""
         return self.unavailable_reason() is None
 
     @abstractmethod
