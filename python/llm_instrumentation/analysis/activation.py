@@ -200,7 +200,7 @@ class Activation:
 
     @property
     def error(self) -> str | None:
-        """Why the tensor is missing; None if it is not missing."""
+        """The reason why the tensor is missing; None if it is not missing."""
         return self._snapshot.catalogue.error(self._row)
 
     def _measured(self, column: str) -> float | None:
@@ -313,7 +313,7 @@ class Activation:
 
     @property
     def place(self) -> dtensors.LocalPlace | None:
-        """Where the values belong in a DTensor of which the rank holds a part; None: whole.
+        """The place of the values in a DTensor of which the rank holds a part; None: whole.
 
         It has the `shape` of the whole tensor, the `offset` of the part, and `partial`.
         """

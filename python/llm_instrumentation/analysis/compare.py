@@ -33,7 +33,8 @@ __all__ = ["RTOL", "CaptureComparison", "Divergence", "LayerComparison", "compar
 
 @dataclasses.dataclass(frozen=True)
 class LayerComparison:
-    """How the tensors of one layer differ. Infinite and NaN values count in `nonfinite` alone.
+    """The differences of the tensors of one layer. Infinite and NaN values count in `nonfinite`
+    alone.
 
     Attributes:
         name: the layer in the first capture.
@@ -109,7 +110,7 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureComparison:
-    """How two captures differ.
+    """The differences of two captures.
 
     Attributes:
         a, b: paths of the streams.

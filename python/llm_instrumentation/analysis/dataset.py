@@ -378,7 +378,7 @@ class ActivationDataset(IterableDataset[Batch]):
     # ---- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is, for `load_state_dict`: plain numbers and texts.
+        """The place of the iteration, for `load_state_dict`: plain numbers and texts.
 
         The next batch of the state is the one after the last that was given. The two
         methods follow the protocol of torchdata.

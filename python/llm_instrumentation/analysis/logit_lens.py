@@ -38,7 +38,7 @@ _TOKENS = 64  # whose logits are in memory at a time
 
 @dataclasses.dataclass(frozen=True)
 class LogitLens:
-    """What each layer predicts behind each token of one text.
+    """The prediction of each layer behind each token of one text.
 
     Attributes:
         layers: the layers, in the order of execution.

@@ -82,7 +82,7 @@ _TOLD = 5  # names in a message
 
 
 class UnknownActivationError(StrapError, KeyError):
-    """The capture has no such layer or activation; the message names what it has."""
+    """The capture has no such layer or activation; the message names similar ones."""
 
     __str__ = Exception.__str__  # KeyError's shows the message in quotes
 
@@ -422,7 +422,7 @@ class ActivationReader:
 
     @property
     def capture_id(self) -> str | None:
-        """The id of the capture, which no other has; of a run folder that of the run.
+        """The unique id of the capture, or of the run of a run folder.
 
         None: the index has none, or is missing.
         """
@@ -430,7 +430,7 @@ class ActivationReader:
 
     @property
     def run(self) -> RunRecord | None:
-        """What the manifest or the rank files of a run folder say; None: it reads one stream.
+        """The content of a run folder's manifest or rank files; None: the reader reads one stream.
 
         It has `run_id`, `world_size`, `mesh`, `model`, `configuration`, `hosts`, `shards` (the
         streams, by rank) and `finished`. `run.clock_of(rank)` is the time base of the machine of a

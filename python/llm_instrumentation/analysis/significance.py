@@ -30,7 +30,7 @@ __all__ = [
 
 #: How p-values of many tests are adjusted: Holm, or Benjamini and Hochberg.
 Adjustment = Literal["holm", "fdr_bh"]
-"""How p-values are adjusted for the number of tests, see `adjusted`."""
+"""The adjustment of p-values for the number of tests, see `adjusted`."""
 
 Floats = npt.NDArray[np.float64]
 

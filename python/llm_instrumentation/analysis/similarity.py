@@ -73,7 +73,7 @@ class LayerSimilarity:
 
     @property
     def title(self) -> str:
-        """What the values are, in a few words."""
+        """A title for a figure of the values."""
         how = "debiased" if self.debiased else "biased"
         return f"Linear CKA of {self.tokens:,} tokens, {how}"
 

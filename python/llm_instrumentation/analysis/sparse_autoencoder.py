@@ -97,10 +97,10 @@ __all__ = [
     "train_sae",
 ]
 
-#: What the vectors are divided by in training: nothing, or their mean norm / sqrt(width).
 Normalization = Literal["none", "expected_average_only_in"]
-#: What the decoder's bias is before the first training step.
+"""The divisor of the vectors in training: none, or their mean norm / sqrt(width)."""
 Bias = Literal["mean", "zeros"]
+"""The decoder's bias before the first training step: the mean of the vectors, or zeros."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +311,7 @@ def evaluate_sae(
     device: str = "cpu",
     progress: bool | None = None,
 ) -> dict[str, SAEEvaluation]:
-    """How well autoencoders reconstruct the vectors of a data set, in one pass for all layers.
+    """Measures the reconstruction of the vectors of a data set, in one pass for all layers.
 
     All sums are float64. A feature is dead if it is 0 in each row that is read.
 

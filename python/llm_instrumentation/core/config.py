@@ -65,7 +65,7 @@ class HookGranularity(Enum):
 
 @dataclass
 class HookConfig:
-    """How an `OptimizedHookManager` hooks a model.
+    """The settings with which an `OptimizedHookManager` hooks a model.
 
     Attributes:
         granularity: which modules, and how much of them.

@@ -11,7 +11,7 @@ __all__ = ["Packing", "current_packing", "packed"]
 
 
 class Packing(NamedTuple):
-    """How the texts of a packed batch lie in it.
+    """The places of the texts in a packed batch.
 
     Attributes:
         lengths: tokens of each text in this call.
@@ -29,7 +29,7 @@ _packing: ContextVar[Packing | None] = ContextVar("llm_instrumentation_packing",
 
 
 def current_packing() -> Packing | None:
-    """How the batches of this thread or task are packed; None: they are not."""
+    """The packing of the batches of this thread or task; None: they are not packed."""
     return _packing.get()
 
 

@@ -269,7 +269,7 @@ def edge_patching(
     p_values: Adjustment | None = None,
     progress: Progress = None,
 ) -> CausalGraph:
-    """Measures the effect of each edge by a run of its own: path patching on a pre-norm decoder.
+    """Measures the effect of each edge in a separate run: path patching on a pre-norm decoder.
 
     The target of the edge reads a sum in which what the source has written is that of the other
     run. All other readers of the source see its own value. What follows from the changed target

@@ -30,7 +30,7 @@ HeadInput: TypeAlias = Literal["q", "k", "v"]
 
 @dataclasses.dataclass(frozen=True)
 class HeadLayout:
-    """Where a class of attention modules has its heads.
+    """The places of the heads in a class of attention modules.
 
     The names of modules and attributes are relative to the attention module.
 
@@ -168,7 +168,7 @@ class AttentionHeads:
         return head // (self.heads // self.key_value_heads)
 
     def columns(self, head: int, head_input: HeadInput | None = None) -> HeadColumns:
-        """Where a query head has its result, or its query, key or value.
+        """The columns of a query head's result, or of its query, key or value.
 
         Raises:
             InvalidArgumentError: there is no such query head.

@@ -145,7 +145,7 @@ def render_report(
     circuit: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> str:
-    """The page of `write_report` as a text. Arguments and errors are the same."""
+    """Returns the page of `write_report` as a text. Arguments and errors are the same."""
     wanted = _Wanted(
         packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
     )

@@ -84,7 +84,7 @@ class Uploader:
         options: how the store is reached; None: by the environment.
 
     Attributes:
-        error: why the last look failed; None: it did not.
+        error: the error of the last look at the folder, or None.
 
     Raises:
         InvalidArgumentError: (a ValueError) a number is not above 0, or the URL is none.
@@ -115,7 +115,7 @@ class Uploader:
 
     @property
     def report(self) -> UploadReport:
-        """What was sent until now."""
+        """The files that were sent until now."""
         return self._sending.report
 
     def close(self, timeout_s: float | None = None) -> UploadReport:

@@ -62,7 +62,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def names_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path or URL has a name as streams and archives have it."""
+    """Whether a path or URL ends in ``.stream`` or ``.archive``."""
     return os.fspath(path).endswith((".stream", ".archive"))
 
 

@@ -116,12 +116,12 @@ class CausalGraph:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Where paths begin: the nodes ``input``, or else those that edges only lead from."""
+        """The nodes where paths begin: ``input``, or else all that no edge leads to."""
         return self._ends("input", "source", "target")
 
     @property
     def outputs(self) -> tuple[Node, ...]:
-        """Where paths end: the nodes ``logits``, or else those that edges only lead to."""
+        """The nodes where paths end: ``logits``, or else all that no edge leads from."""
         return self._ends("logits", "target", "source")
 
     def _ends(self, kind: NodeKind, end: str, other: str) -> tuple[Node, ...]:

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class SAEEvaluation:
-    """How well an autoencoder reconstructs the vectors of a layer.
+    """The quality of an autoencoder's reconstruction of the vectors of a layer.
 
     Attributes:
         layer: the layer.
@@ -218,7 +218,7 @@ def cross_entropy_score(
     sae: Any,
     module: str,
 ) -> CrossEntropyScore:
-    """What the model loses if an autoencoder's reconstruction replaces a module's output.
+    """Measures the loss of a model if a reconstruction replaces a module's output.
 
     Each batch goes through the model three times: as it is, with the reconstruction, and with
     zeros. All positions are replaced. The model is in evaluation mode meanwhile. Its hooks and its

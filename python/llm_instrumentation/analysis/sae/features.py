@@ -393,7 +393,7 @@ def describe_features(
     device: str = "cpu",
     progress: bool | None = None,
 ) -> SAEFeatures:
-    """How often the features of an autoencoder fire, on which tokens, and which they promote.
+    """Finds how often features fire, on which tokens, and which tokens they promote.
 
     All rows of the data set are encoded, in the order of capture, whatever its `shuffle` is. A
     feature fires on a row where it is above 0. Negative activations, which abstopk has, do not
