@@ -27,6 +27,7 @@ DECISION = re.compile(r"^\| \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
 MODULE = re.compile(r"^#+ `(llm_instrumentation[\w.]*)`$", re.MULTILINE)
 DOCSTRINGS = re.compile(r"(?s)(^## `([\w.]+)`\n\n[^\n]* \[Docstrings\]\()[^)\n]+", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(.*)::\n\s*\n((?:(?:\1 +.*)?\n)+)", re.MULTILINE)
+PAGE = re.compile(r"(?<![\w/`])docs/([\w./-]+)\.md\b")
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
 
 
@@ -106,7 +107,7 @@ def lazy_names(module: str) -> Iterator[str]:
 
 
 class Docstrings(Extension):
-    """Converts reStructuredText in docstrings to Markdown: roles, and code after ``::``."""
+    """Converts docstrings to Markdown: roles, code after ``::``, and names of pages."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         self.on_object(obj=pkg)
@@ -118,6 +119,7 @@ class Docstrings(Extension):
 
 def markdown(text: str) -> str:
     text = ROLE.sub(lambda role: f"`{role[2].rpartition('.')[2] if role[1] else role[2]}`", text)
+    text = PAGE.sub(r"[\g<0>](../\1.md)", text)
     first, _, rest = text.partition("\n")
     if first.endswith("::") and not rest.lstrip("\n").startswith(" "):
         # All lines after the first are code. Removing the docstring's indentation removed the

@@ -113,6 +113,9 @@ def test_docstrings_become_markdown(hooks):
     said = "Uses :class:`~.reader.Reader`, as :func:`a.b`::\n\n    x = 1\n\n    y = 2\n\nand more."
     written = "Uses `Reader`, as `a.b`:\n\n```python\nx = 1\n\ny = 2\n```\n\nand more.\n"
     assert hooks["markdown"](said) == written
+    assert hooks["markdown"]("See docs/howto/rows.md.") == (
+        "See [docs/howto/rows.md](../howto/rows.md).\n\n"
+    )
     # If all lines after the first are code, Python removes their indentation.
     assert hooks["markdown"]("All::\n\nx = 1\nif x:\n    y = 2") == (
         "All:\n\n```python\nx = 1\nif x:\n    y = 2\n```\n\n"
