@@ -147,6 +147,7 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) scripts/api_page.py --check
 
 docs: $(VENV)/.dev ## Build the site of docs/ into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

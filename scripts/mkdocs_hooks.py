@@ -2,7 +2,8 @@
 
 The pages of docs/ are also read on the code host, so their links are relative to the file. The
 hooks turn a link to a file outside of docs/ into a link to the repository. They add a page of
-docstrings for each module of API.md. The docstrings are read from the source; nothing is imported.
+docstrings for each module of API.md, and turn the links of API.md to the sources of modules into
+links to these pages. The docstrings are read from the source; nothing is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SOURCES = Path(__file__).resolve().parents[1] / "python"
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?=[)#])")
 DECISION = re.compile(r"^\| \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
 MODULE = re.compile(r"^#+ `(llm_instrumentation[\w.]*)`$", re.MULTILINE)
+DOCSTRINGS = re.compile(r"(?s)(^## `([\w.]+)`\n\n[^\n]* \[Docstrings\]\()[^)\n]+", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(.*)::\n\s*\n((?:(?:\1 +.*)?\n)+)", re.MULTILINE)
+PAGE = re.compile(r"(?<![\w/`])docs/([\w./-]+)\.md\b")
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
 
 
@@ -55,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links out of docs/ into links to the repository.
+    """Turns links out of docs/ into links to the repository, or to a page of docstrings.
 
     Raises:
         PluginError: the target of a link does not exist.
@@ -71,6 +74,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kind = "tree" if target.is_dir() else "blob"
         return f"{config.repo_url}/{kind}/main/{target.relative_to(docs.parent).as_posix()}"
 
+    if page.file.src_uri == "API.md":
+        markdown = DOCSTRINGS.sub(r"\g<1>docstrings/\g<2>.md", markdown)
     return LINK.sub(lead, markdown)
 
 
@@ -102,7 +107,7 @@ def lazy_names(module: str) -> Iterator[str]:
 
 
 class Docstrings(Extension):
-    """Converts reStructuredText in docstrings to Markdown: roles, and code after ``::``."""
+    """Converts docstrings to Markdown: roles, code after ``::``, and names of pages."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         self.on_object(obj=pkg)
@@ -114,6 +119,7 @@ class Docstrings(Extension):
 
 def markdown(text: str) -> str:
     text = ROLE.sub(lambda role: f"`{role[2].rpartition('.')[2] if role[1] else role[2]}`", text)
+    text = PAGE.sub(r"[\g<0>](../\1.md)", text)
     first, _, rest = text.partition("\n")
     if first.endswith("::") and not rest.lstrip("\n").startswith(" "):
         # All lines after the first are code. Removing the docstring's indentation removed the

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class StrapError(Exception):
-    """Base of all errors that come from libstrap.
+    """The base of all errors of this package.
 
     Attributes:
         status: the ``STRAP_ERR_*`` value of strap.h; 0 if the error came from Python code.
@@ -112,7 +112,7 @@ class RunFolderError(StrapError, ValueError):
 
 
 class CaptureError(StrapError, RuntimeError):
-    """A capture did not meet the tensors that it was asked to capture."""
+    """The models ran and nothing was captured."""
 
 
 _BY_STATUS: dict[int, type[StrapError]] = {

@@ -1,14 +1,13 @@
 """The pages agree with the code.
 
 The ``python`` blocks of a page run in order, in one namespace. Each ``c`` block is compiled and
-run. ``console`` blocks show commands to type, and are not run. Each line of a ``pyi`` block in
-API.md is a signature, and is compared with the real one.
+run. ``console`` blocks show commands to type, and are not run. tests/lint/test_api_page.py compares
+the lists of API.md with the docstrings.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -182,43 +180,6 @@ def test_the_page_has_every_public_module():
         if not private and re.search(r"^__all__ = ", path.read_text(), re.MULTILINE):
             public.add(".".join(parts))
     assert public == set(documented_modules())
-
-
-def signatures() -> Iterator[Any]:
-    """Each line of a pyi block, with the module of the heading above."""
-    text = API.read_text()
-    headings = list(re.finditer(r"^#+ `(llm_instrumentation[\w.]*)`$", text, re.MULTILINE))
-    starts = [(text.count("\n", 0, h.start()) + 1, h[1]) for h in headings]
-    for block in blocks(API, "pyi"):
-        module = [name for line, name in starts if line < block.line][-1]
-        for line in re.sub(r"\n\s+", " ", block.code).splitlines():  # indented lines continue
-            yield pytest.param(module, line, id=f"{module}-{line.partition('(')[0]}")
-
-
-def parameters(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
-    return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
-
-
-def resolve(module: ModuleType, dotted: str) -> Any:
-    """The callable with a dotted name. Methods are returned without their parameter `self`."""
-    found: Any = module
-    for part in dotted.split("."):
-        owner, found = found, getattr(found, part)
-    static = inspect.getattr_static(owner, dotted.rpartition(".")[2])
-    is_method = inspect.isclass(owner) and inspect.isfunction(static)
-    return found.__get__(object()) if is_method else found
-
-
-@pytest.mark.parametrize(("name", "line"), list(signatures()))
-def test_signatures_are_the_real_ones(name, line):
-    module = importlib.import_module(name)
-    written = re.fullmatch(r"(async )?([\w.]+)\((.*)\)", line)
-    assert written, f"no signature: {line}"
-    scope: dict[str, Any] = dict(vars(module))
-    exec(f"def stub({written[3]}): ...", scope)
-    real = resolve(module, written[2])
-    assert parameters(inspect.signature(scope["stub"])) == parameters(inspect.signature(real))
-    assert inspect.iscoroutinefunction(real) == bool(written[1])
 
 
 def test_every_c_function_is_on_the_page():

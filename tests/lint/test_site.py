@@ -89,10 +89,33 @@ def test_links_out_of_docs_lead_to_the_repository(hooks):
         led("[n](../../nothing.c)")
 
 
+def test_the_modules_of_the_api_lead_to_their_docstrings(hooks):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="API.md"))
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url="https://host/strap")
+    text = (ROOT / "docs" / "API.md").read_text()
+    led = hooks["on_page_markdown"](text, page, config, None)
+    modules = hooks["documented"](config)
+    assert len(modules) > 50
+    assert re.findall(r"\[Docstrings\]\(docstrings/([\w.]+)\.md\)", led) == modules
+
+
+def test_comments_above_constants_are_their_docstrings(tmp_path):
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(ROOT / "scripts" / "griffe_comments.py")
+    source = "#: First line,\n#: second line.\nA = 1\n# None.\nB = 2\n"
+    (tmp_path / "constants.py").write_text(source)
+    module = griffe.load("constants", search_paths=[tmp_path], extensions=extensions)
+    assert module["A"].docstring.value == "First line,\nsecond line."
+    assert module["B"].docstring is None
+
+
 def test_docstrings_become_markdown(hooks):
     said = "Uses :class:`~.reader.Reader`, as :func:`a.b`::\n\n    x = 1\n\n    y = 2\n\nand more."
     written = "Uses `Reader`, as `a.b`:\n\n```python\nx = 1\n\ny = 2\n```\n\nand more.\n"
     assert hooks["markdown"](said) == written
+    assert hooks["markdown"]("See docs/howto/rows.md.") == (
+        "See [docs/howto/rows.md](../howto/rows.md).\n\n"
+    )
     # If all lines after the first are code, Python removes their indentation.
     assert hooks["markdown"]("All::\n\nx = 1\nif x:\n    y = 2") == (
         "All:\n\n```python\nx = 1\nif x:\n    y = 2\n```\n\n"

@@ -1,7 +1,10 @@
 """Reads captures as tensors, rows, tables and figures. It imports nothing that hooks models.
 
 Each name is imported from its module on first use. Only ``ActivationDataset``, ``ActivationRows``,
-``LayerSimilarity`` and ``cka`` import torch.
+``LayerSimilarity`` and ``cka`` import torch. The functions `logit_lens` and `salvage` have the
+names of their modules, and are imported from there::
+
+    from llm_instrumentation.analysis.logit_lens import logit_lens
 """
 
 from __future__ import annotations

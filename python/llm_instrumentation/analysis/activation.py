@@ -35,7 +35,17 @@ _DLPACK_CPU = (1, 0)  # https://dmlc.github.io/dlpack/latest/c_api.html, kDLCPU
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Activation:
-    """A captured tensor, or a missing one: its data in the index, and its values."""
+    """A captured tensor, or a missing one: its data in the index, and its values.
+
+    numpy takes an activation as an array: ``numpy.asarray(activation)`` and the functions of numpy
+    get the result of `to_numpy`, so bfloat16 becomes float32. `torch.from_dlpack` and other users
+    of DLPack get the result of `to_torch`, with bfloat16 as bfloat16. Each call decodes the values
+    again, so ``copy=False`` is refused with `InvalidArgumentError` or `BufferError`. In a notebook
+    an activation shows the statistics and a histogram of its values, unless it has more than 2^24.
+
+    A nested, sparse or quantized tensor is stored as its components. docs/howto/reading.md builds
+    such a tensor again. In `CaptureStats` each component counts as a tensor.
+    """
 
     _snapshot: Snapshot
     _row: int  # in the snapshot
@@ -190,7 +200,7 @@ class Activation:
 
     @property
     def error(self) -> str | None:
-        """Why the tensor is missing; None if it is not missing."""
+        """The reason why the tensor is missing; None if it is not missing."""
         return self._snapshot.catalogue.error(self._row)
 
     def _measured(self, column: str) -> float | None:
@@ -303,7 +313,10 @@ class Activation:
 
     @property
     def place(self) -> dtensors.LocalPlace | None:
-        """Where the values belong in a DTensor of which the rank holds a part; None: whole."""
+        """The place of the values in a DTensor of which the rank holds a part; None: whole.
+
+        It has the `shape` of the whole tensor, the `offset` of the part, and `partial`.
+        """
         if self.transform != dtensors.TRANSFORM:
             return None
         try:

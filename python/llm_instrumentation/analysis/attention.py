@@ -59,6 +59,10 @@ def attention_layers(capture: Capture) -> tuple[str, ...]:
     A tensor that several modules return is listed once, under the innermost module. The first
     tensor of each name with four dimensions is decoded.
 
+    A model of transformers returns weights as the second output of its attention modules:
+    ``model.layers.0.self_attn[1]`` in Llama, ``transformer.h.0.attn[1]`` in GPT-2,
+    ``encoder.layer.0.attention.self[1]`` in BERT.
+
     Args:
         capture: a reader or the path of a stream.
 

@@ -33,7 +33,8 @@ __all__ = ["RTOL", "CaptureComparison", "Divergence", "LayerComparison", "compar
 
 @dataclasses.dataclass(frozen=True)
 class LayerComparison:
-    """How the tensors of one layer differ. Infinite and NaN values count in `nonfinite` alone.
+    """The differences of the tensors of one layer. Infinite and NaN values count in `nonfinite`
+    alone.
 
     Attributes:
         name: the layer in the first capture.
@@ -84,7 +85,7 @@ class LayerComparison:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A pair of tensors beyond the tolerance.
+    """A pair of tensors that differ by more than the tolerance.
 
     Attributes:
         layer: the layer in the first capture.
@@ -109,7 +110,7 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureComparison:
-    """How two captures differ.
+    """The differences of two captures.
 
     Attributes:
         a, b: paths of the streams.
@@ -156,9 +157,10 @@ def compare_captures(
 
     Tensors are paired by layer, request, step and call of the module within the step, and then by
     their order. If the steps of a layer are unknown, they are paired by their order alone. Shapes
-    that differ in dimensions of 1 only are the same. A pair is beyond the tolerance if its root
-    mean square error is above ``atol + rtol * (root mean square of a)``, or if a value is NaN or
-    infinite in one tensor alone.
+    that differ in dimensions of 1 only are the same. Other shapes, and samples of other elements,
+    cannot be compared: they are counted, with a reason. Types may differ. A pair is beyond the
+    tolerance if its root mean square error is above ``atol + rtol * (root mean square of a)``, or
+    if a value is NaN or infinite in one tensor alone.
 
     Besides the indexes it takes the memory of two tensors and about 10 MiB.
 
@@ -178,7 +180,8 @@ def compare_captures(
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
-        CorruptError: (a ValueError) a file is no stream, or a packet is damaged.
+        CorruptError: (a ValueError) a file is no stream, or a packet is damaged; the message names
+            the capture.
         UnknownActivationError: (a KeyError) a pattern fits no layer of `a`.
         InvalidArgumentError: (a ValueError) the captures have no layer in common; a tolerance is
             negative; `rename` is ambiguous.

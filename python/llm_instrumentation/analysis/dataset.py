@@ -44,6 +44,7 @@ __all__ = [
 
 #: The order of the rows: that of the captures; drawn from a buffer of rows in that order; or any.
 Shuffle = Literal["none", "pool", "full"]
+"""The order of a data set, see `ActivationDataset`."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,10 +65,18 @@ class ActivationDataset(IterableDataset[Batch]):
     for each column an int64 tensor [rows], or a list of texts. The rows of all layers are those of
     the same tokens. Padding is left out.
 
-    The values are decoded by the library's own threads, one window ahead, so no worker processes
-    are needed. With a DataLoader pass ``batch_size=None``, because the batches are complete. Worker
-    processes must be spawned (``multiprocessing_context="spawn"``), as the library does not run in
-    forked ones. The batches and their order are the same with any number of workers.
+    It is a torch `IterableDataset` of whole batches: iterate it, or pass it to a DataLoader with
+    ``batch_size=None``. `as_map` returns the same tokens as a map-style data set for samplers.
+
+    The library decodes with its own threads, one window of 8 MiB ahead, while the disk brings the
+    next one past the page cache. So no worker processes are needed. Worker processes must be
+    spawned (``multiprocessing_context="spawn"``); a forked one raises `ForkedError`. The batches
+    and their order are the same with any number of workers. With a pool each worker reads all rows,
+    because each has the whole buffer.
+
+    For "full", `prepare` or the first iteration deals all rows to buckets of about 32 MiB: it reads
+    the captures once and writes the decoded rows once, past the page cache. Each epoch takes the
+    buckets, and the rows of each, in a new random order.
 
     Args:
         captures: the path of a stream, or of several.
@@ -76,7 +85,8 @@ class ActivationDataset(IterableDataset[Batch]):
         shuffle: "none", the order of the captures; "pool", each batch is drawn from a buffer of
             `pool_rows` rows, which is filled in the order of the captures; "full", all rows are
             dealt to buckets on disk, in `scratch`, and each order is equally likely.
-        seed: of the order.
+        seed: of the order. Each epoch has another order, which depends on the seed and the number
+            of the epoch alone.
         dtype: type of the values, a torch dtype or its name; None: as stored.
         columns: what else a batch has: names as for `Rows.column`.
         where: chooses tokens: a function that receives the `Rows` of the first layer of each
@@ -96,12 +106,12 @@ class ActivationDataset(IterableDataset[Batch]):
     Attributes:
         rows: the tokens of this rank.
         left_out: activations that are not used, because the capture does not have their calls, or
-            because another layer has none in the same step.
+            because another layer has none in the same step. A warning says so.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range.
         LayersDifferError: (a ValueError) layers have vectors of different tokens, or captures have
-            different layers, widths or types.
+            different layers, models, widths or types.
         NotTokenAlignedError, NoCallsError, UnknownActivationError: see `ActivationReader.rows`.
     """
 
@@ -368,9 +378,10 @@ class ActivationDataset(IterableDataset[Batch]):
     # ---- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is, for `load_state_dict`: plain numbers and texts.
+        """The place of the iteration, for `load_state_dict`: plain numbers and texts.
 
-        The next batch of the state is the one after the last that was given.
+        The next batch of the state is the one after the last that was given. The two
+        methods follow the protocol of torchdata.
         """
         return {
             "version": _STATE_VERSION,
@@ -403,7 +414,7 @@ class ActivationDataset(IterableDataset[Batch]):
         self._epoch, self._next = epoch, batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch; each has an order of its own. Iterating does that by itself."""
+        """Begins an epoch, with the order of its number. Iterating does that by itself."""
         self._epoch, self._next = epoch, 0
 
     def _identity(self) -> dict[str, Any]:

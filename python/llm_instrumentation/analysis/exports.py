@@ -28,6 +28,7 @@ __all__ = ["DEFAULT_COLUMNS", "ExportReport", "LayersDifferError", "export_rows"
 
 #: The columns of an export, unless the caller names others.
 DEFAULT_COLUMNS = ("token_id", "position", "sequence", "step", "document")
+"""The columns that `export_rows` writes by default."""
 
 _MANIFEST = "_export.json"
 _OURS = "llm_instrumentation.export"
@@ -36,7 +37,7 @@ _MOST_ELEMENTS = 1 << 31  # of one list in Arrow
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """What an export has.
+    """The contents of an export.
 
     Attributes:
         path: its folder.
@@ -86,35 +87,42 @@ def export_rows(
 ) -> ExportReport:
     """Writes the rows of some layers to a folder, in a format of other libraries.
 
-    docs/API.md describes the files of each format. The folder appears when it is complete. Rows
-    are read 32 MiB at a time; with "safetensors" a shard is in memory.
+    docs/howto/exporting.md describes the files of each format. The folder appears when it is
+    complete and on disk; a failed export leaves what was there before. Rows are read 32 MiB at a
+    time; with "safetensors" a shard is in memory. Every format takes 8 bytes for each row. The
+    vectors of the layers may have different shapes.
 
     Args:
-        captures: the path of a stream, or several. Their rows follow each other.
+        captures: the path of a stream, or several. Their rows follow each other, in the order of
+            capture.
         out: the folder. An earlier export there is replaced, unless files were added to it.
         layers: names or patterns, as for `ActivationReader.select`. The layers need the same tokens
             in the same order.
         format: "safetensors", "parquet", "npy" or "datasets".
-        columns: columns of `Rows.column`, without "text", and "capture", the number of the capture.
-        steps: the steps, as for `ActivationReader.select`, of every capture; None: all.
+        columns: columns of `Rows.column`, without "text", and "capture", the number of the capture
+            from 0 on. Steps and sequences count anew in each capture.
+        steps: the steps, as for `ActivationReader.select`, of every capture; None: all. The last
+            step of a capture whose process died may lack some of the layers.
         padding: also export rows of tokens that the mask leaves out.
         without_tokens: ids of tokens without a row.
         dtype: convert the values to this type. None: as they are stored; where the format has no
             bfloat16 or float8, they become float32, exactly.
-        shard_bytes: about the size of a file, for formats with several files of rows.
+        shard_bytes: about the size of a file, for formats other than "npy".
         context: for "datasets": a row has so many tokens of a text, in the layout of SAELens'
             cached activations. Rows that fill no whole context are left out and counted. The
             columns are the layers and "token_ids".
-        overwrite: replace what is at `out`, whatever it is.
+        overwrite: replace what is at `out`, whatever it is, except a folder with one of the
+            captures.
         progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
             call with the rows that were written, and all rows.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; `out` exists and is
             no export; captures differ in layers, shapes or types; or no row is left.
-        LayersDifferError: (a ValueError) layers have different tokens.
+        LayersDifferError: (a ValueError) layers have different tokens; the message names the first
+            difference.
         NotTokenAlignedError, NoCallsError, UnknownActivationError: as for `ActivationReader.rows`.
-        UnsupportedError: the format has no such values.
+        UnsupportedError: the format has no such values, as complex ones.
         MissingExtraError: a package of the extra "export" is not installed.
         CorruptError: (a ValueError) bytes of a capture differ from the written ones.
         NoSpaceError, StrapIOError: (an OSError) the files cannot be written.

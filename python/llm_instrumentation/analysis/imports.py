@@ -45,7 +45,7 @@ _WAITING_TOKENS = 1 << 16  # tokens whose rows are written to the calls file tog
 
 @dataclasses.dataclass(frozen=True)
 class ImportReport:
-    """What an import has written.
+    """The contents of an import.
 
     Attributes:
         path: the stream.
@@ -82,22 +82,22 @@ def import_activations(
 ) -> ImportReport:
     """Makes a capture of files with activations that another program wrote.
 
-    docs/API.md describes the formats. Values keep their type and all their bits. One tensor at a
-    time is read, and at most 256 MiB wait to be written. The capture appears when it is complete
-    and on disk.
+    docs/howto/importing.md describes the formats. Values keep their type and all their bits,
+    bfloat16 and float8 too. One tensor at a time is read, and at most 256 MiB wait to be written.
+    The capture appears when it is complete and on disk.
 
     Args:
         source: a file, or a folder with files of the format. They are read in the order of their
             names.
         out: the stream. Its index and calls file appear beside it.
         format: "vllm", "torch" or "stream-1.3.1".
-        layer_names: for "vllm": a pattern with {layer}, the number of the layer in the file, or a
-            name for each layer; None: "layers.{layer}".
+        layer_names: for "vllm": a pattern with {layer}, the number of the layer in the file from 0
+            on, or a name for each layer; None: "layers.{layer}".
         widths: for "stream-1.3.1": how many values a token has, by name or pattern. Layers without
             a width stay without shapes.
         dtypes: for "stream-1.3.1": types of layers that are not float16, by name or pattern.
         codec: "none", "lz4" or "zstd".
-        overwrite: replace what is at `out`, whatever it is.
+        overwrite: replace what is at `out`, whatever it is, and the files that belong beside it.
         progress: show a progress bar; None: on a terminal, and in a notebook. Or a function to
             call with the bytes of the files that were read, and of all files.
 
@@ -106,8 +106,8 @@ def import_activations(
         InvalidArgumentError: (a ValueError) an argument is out of its range; `out` exists; a file
             lacks a key, or has other shapes than the format or the other files.
         CorruptError: (a ValueError) a file is cut, damaged or of another format.
-        UnsupportedError: (a TypeError) a file holds other objects than tensors, or tensors that a
-            stream cannot hold.
+        UnsupportedError: (a TypeError) a file holds other objects than tensors, or tensors that
+            have no dense values or are larger than the file has them.
         UnknownActivationError: (a KeyError) a pattern of `widths` or `dtypes` matches no layer.
         MissingExtraError: a package of the extra "export" is not installed.
         BusyError: (a BlockingIOError) a capture to `out` is running.

@@ -38,7 +38,7 @@ _TOKENS = 64  # whose logits are in memory at a time
 
 @dataclasses.dataclass(frozen=True)
 class LogitLens:
-    """What each layer predicts behind each token of one text.
+    """The prediction of each layer behind each token of one text.
 
     Attributes:
         layers: the layers, in the order of execution.
@@ -75,7 +75,8 @@ def logit_lens(
         capture: a reader or the path of a stream.
         model: the model that was captured. Its mode stays as it is.
         layers: names or patterns of layers that return the residual stream; None: the blocks that
-            lead to the logits, those of the decoder if there is an encoder too.
+            lead to the logits, those of the decoder if there is an encoder too. Of blocks that run
+            several times in a step it is the last time.
         sequence: the number of the text in the capture, from 0, through all steps of a generation.
         tokenizer: its `decode` gives the texts of tokens.
         norm: a module that is called in place of the model's head, before the unembedding.

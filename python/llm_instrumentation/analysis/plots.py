@@ -1,10 +1,15 @@
-"""Figures of captures. Each function returns the matplotlib `Axes`::
+r"""Figures of captures. Each function returns the matplotlib `Axes`::
 
     ax = plot_attention("run.stream", "model.layers.0", head=3, tokenizer=tokenizer)
     save_figure(ax, "attention.pdf")
 
 A layer is a row and a token a column; the first layer is on top. `analysis.views`,
 `analysis.attention`, `analysis.logit_lens` and `analysis.compare` give the numbers.
+
+A figure shows at the end of a notebook's cell. Colours can be told apart in any colour vision and
+in grey print, and marks differ in shape too. A character that no installed font has is written as
+an escape, as ``\u4e2d``. The caller's settings of matplotlib stay as they are. Importing this
+module without matplotlib raises `MissingExtraError`.
 """
 
 from __future__ import annotations
@@ -160,6 +165,8 @@ def plot_token_norms(
     ax: Axes | None = None,
 ) -> Axes:
     """Draws the L2 norm of the vector of each token at each layer, with logarithmic colours.
+
+    Large norms are bright.
 
     Arguments and errors are those of `token_norms` and of `plot_attention`.
     """

@@ -39,9 +39,10 @@ def ray_dataset(
     """The token vectors of one or several layers as a data set of Ray.
 
     A row has for each layer the vector of a token, a tensor [width] (per head [heads, width]), and
-    the columns. Ray reads consecutive rows of one capture in each task, when they are needed. Each
-    row is given exactly once, also if a worker is killed: Ray reads its rows again. All nodes must
-    be able to read the captures at the same paths.
+    the columns. A task reads consecutive rows of one capture, in blocks of 16 MiB, when they are
+    needed. The index gives the rows and bytes of all tasks before anything is read. Each row is
+    given exactly once, also if a worker is killed: Ray reads its rows again. All nodes must be able
+    to read the captures at the same paths.
 
     Args:
         captures: the path of a stream, or of several.
@@ -57,7 +58,8 @@ def ray_dataset(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        InvalidArgumentError: (a ValueError) an argument is out of its range.
+        InvalidArgumentError: (a ValueError) an argument is out of its range; or a capture has grown
+            since.
         LayersDifferError: (a ValueError) as for `ActivationDataset`.
         NotTokenAlignedError, NoCallsError, UnknownActivationError: see `ActivationReader.rows`.
     """

@@ -82,7 +82,7 @@ _TOLD = 5  # names in a message
 
 
 class UnknownActivationError(StrapError, KeyError):
-    """The capture has no such layer or activation; the message names what it has."""
+    """The capture has no such layer or activation; the message names similar ones."""
 
     __str__ = Exception.__str__  # KeyError's shows the message in quotes
 
@@ -92,6 +92,13 @@ class ActivationReader:
 
     After `close` the data of the index stays available; values do not.
 
+    It joins split tensors, and a float32 twin belongs to its float16 packet. In a notebook a reader
+    shows a table of its layers. Long work shows its progress on terminals and below the cell of a
+    notebook, without ipywidgets; ``progress=False`` hides it, and True shows it elsewhere too.
+
+    A packet that no index describes has no type, because the stream does not contain types. Its
+    bytes are read as float16, the format of stored float32.
+
     Args:
         path: the stream; its index and token file are expected beside it. A URL of s3, gs, az or
             file reads an object: see `llm_instrumentation.storage`.
@@ -99,12 +106,13 @@ class ActivationReader:
         warn: warn with a `RuntimeWarning` if `problem` is not empty, and if neither an index nor
             `dtypes` gives the type of an activation.
         dtypes: stored types of the activations that no index describes, by name or pattern as in
-            `select`: {"*": "bfloat16", "embed": torch.int64}. The last match counts.
+            `select`: {"*": "bfloat16", "embed": torch.int64}. The last match counts. If an index
+            gives the type, `dtypes` is ignored.
         storage: how the store of a URL is reached; None: by the environment.
 
     Attributes:
         path: the path or URL of the stream, as a str.
-        info: facts that opening the stream found.
+        info: facts that opening the stream found. `info.live`: a capture is writing the stream.
         layers: names of the captured tensors (layer and place in its output) in the order of their
             first appearance: "h.0", "h.0[1]"; the root module's is "".
         steps: the numbers of the forward steps that have activations, sorted.
@@ -238,12 +246,17 @@ class ActivationReader:
 
     @property
     def index(self) -> pa.Table:
-        """The index, one row for each packet or note; docs/STREAM_FORMAT.md lists its columns."""
+        """The index, one row for each packet or note; docs/STREAM_FORMAT.md lists its columns.
+
+        It is a pyarrow table. A type checker sees that type if `pyarrow-stubs` is installed,
+        otherwise `Any`.
+        """
         return self._catalogue.columns.table()
 
     @functools.cached_property
     def token_metadata(self) -> dict[str, Any] | None:
-        """The token file: total_tokens, tokens, capture_duration_seconds; None if there is none.
+        """The token file: total_tokens, tokens, capture_duration_seconds; None if there is none,
+        and for a run folder.
 
         Raises:
             TokenFileError: (a ValueError) the file is damaged.
@@ -316,10 +329,10 @@ class ActivationReader:
         dim: int | None = None,
         dtype: Any = None,
     ) -> torch.Tensor:
-        """One tensor of all ranks: what each holds of it, put together.
+        """Joins the parts of one tensor that the ranks hold.
 
-        The parts of a DTensor go where the index says. Of a tensor that all ranks have, it is the
-        one they have.
+        The parts of a DTensor go where the index says. A tensor that all ranks have is returned
+        once.
 
         Args:
             layer: the layer's name.
@@ -354,16 +367,22 @@ class ActivationReader:
         """The vectors of a layer, a row for each token that the model was given.
 
         Outputs of the shapes [batch, tokens, width], [tokens, width] (the tokens of all rows of the
-        batch one after the other), [batch, heads, tokens, width] and [batch, tokens, heads, width]
-        have rows. The vectors of the last two are [heads, width].
+        batch one after the other), [tokens, batch, width], [batch, heads, tokens, width] and
+        [batch, tokens, heads, width] have rows. The vectors of the last two are [heads, width]. The
+        calls file says what each token was.
+
+        Where a mask does not say which tokens are padding, `rows` warns and keeps them all.
+        Activations whose call is not in the calls file, as at the end of a capture whose process
+        died, are left out; `rows` warns of them when the capture has ended.
 
         Args:
             layer: the layer's name.
             steps: the steps, as for `select`; None: all.
             requests: the requests, as for `select`; None: all.
             padding: also give rows of tokens that the mask leaves out.
-            refused: also give rows of tokens that were taken back, as assisted generation does with
-                those that its draft model guessed wrongly. Their column "accepted" is False.
+            refused: also give rows of tokens that a generation took back, as those of a draft that
+                it refused with an assistant or with prompt lookup. Their column "accepted" is
+                False. See :mod:`llm_instrumentation.analysis.rows`.
             without_tokens: ids of tokens without a row, as those of special tokens.
             tokenizer: its `decode` gives the column "text".
             without_calls: take rows and tokens from the shapes alone, for a capture that does not
@@ -403,7 +422,7 @@ class ActivationReader:
 
     @property
     def capture_id(self) -> str | None:
-        """The id of the capture, which no other has; of a run folder that of the run.
+        """The unique id of the capture, or of the run of a run folder.
 
         None: the index has none, or is missing.
         """
@@ -411,9 +430,11 @@ class ActivationReader:
 
     @property
     def run(self) -> RunRecord | None:
-        """What the manifest or the rank files of a run folder say; None: it reads one stream.
+        """The content of a run folder's manifest or rank files; None: the reader reads one stream.
 
-        `run.shards` are the streams, by rank.
+        It has `run_id`, `world_size`, `mesh`, `model`, `configuration`, `hosts`, `shards` (the
+        streams, by rank) and `finished`. `run.clock_of(rank)` is the time base of the machine of a
+        rank.
         """
         return None if self._streams is None else self._streams.run
 
@@ -503,8 +524,9 @@ class ActivationReader:
 
         It ends when the capture has ended and all its activations were yielded. If the capture's
         process died, it yields the complete activations and then gives a `RuntimeWarning` with the
-        `problem`. The reader itself does not change until `refresh`. Yielded activations are not
-        kept, so the memory does not grow with their number.
+        `problem`. If the file system has no locks, a running capture cannot be recognised: it
+        yields what is there, and ends. The reader itself does not change until `refresh`. Yielded
+        activations are not kept, so the memory does not grow with their number.
 
         A packet is yielded when the index describes it, at most about a second after its capture.
         Split tensors are yielded complete, float16 packets with their float32 twin.
@@ -607,7 +629,13 @@ class ActivationReader:
 
 
 class ActivationView(Sequence["Activation"]):
-    """A sequence of activations in capture order. Values are decoded on demand."""
+    """A sequence of activations in capture order. Values are decoded on demand.
+
+    `reader[name]` and `ActivationReader.select` return one. `view[k]` decodes one activation. A
+    loop over the view and joining it decode many packets at a time, so they are faster for many
+    small activations. ``numpy.asarray(view)`` stacks all activations into an array. In a notebook a
+    view shows a table of its layers.
+    """
 
     __slots__ = ("_orders", "_rows", "_snapshot")
 

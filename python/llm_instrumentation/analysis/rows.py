@@ -1,10 +1,24 @@
 """The rows of a layer: the vector of each token, with what the token was::
 
-with ActivationReader("run.stream") as reader:
-    rows = reader.rows("model.layers.12")
-    rows.at(sequence=3, position=17).to_torch()        # [width], decodes one packet
-    rows.to_torch()                                    # [rows, width]
-    rows.column("token_id")                            # numpy, one for each row
+    with ActivationReader("run.stream") as reader:
+        rows = reader.rows("model.layers.12")
+        rows.at(sequence=3, position=17).to_torch()        # [width], decodes one packet
+        rows.to_torch()                                    # [rows, width]
+        rows.column("token_id")                            # numpy, one for each row
+
+Rows are in the order of capture. A generation may crop its cache. A crop has one of these meanings:
+
+- A crop that transformers makes in a generation takes tokens back. So does any crop that leaves a
+  part of a call, or that leaves a call of one token at the end. The tokens behind are not accepted,
+  in all calls that had them. The sequence goes on.
+- Any other crop leaves a prompt at the end, for example to begin another answer with the same
+  cache. The tokens behind it stay accepted, because they are of a whole text. The tokens of the
+  next call are a new sequence, whose positions go on from those of the prompt. The rows of the
+  prompt stay in the first sequence.
+- A cache that lost tokens and got other rows (`reorder_cache`, `batch_select_indices`) has unknown
+  sequences.
+
+So no two accepted rows of a layer have the same sequence and position because of a crop.
 """
 
 from __future__ import annotations
@@ -48,14 +62,29 @@ COLUMNS: dict[str, Any] = {
     "request": None,
     "text": None,
 }
+"""The columns of `Rows.column`, each with the value of rows whose attribute is unknown."""
 
 
 class NotTokenAlignedError(StrapError, ValueError):
-    """The tensors of a layer do not have a vector for each token; the message says how they are."""
+    """The tensors of a layer do not have a vector for each token; the message says their shape.
+
+    - An expert of a mixture has the tokens that the router sent to it, in an order of its own. So
+      do the modules inside it.
+    - Images, the encoder's keys in a decoder, recurrent states and relative positions have no
+      vectors of tokens, even if their shapes fit.
+    - Outputs [tokens, width] inside a module that returns [batch, tokens, width] are refused,
+      except in models of transformers: a router may have sorted the tokens.
+    - Where a batch has as many texts as tokens, other calls or the modules around the layer tell
+      whether the batch or the tokens come first. If nothing does, the layer is refused.
+    """
 
 
 class NoCallsError(StrapError, LookupError):
-    """The capture does not say what the model was given, so no token is known."""
+    """The capture does not say what the model was given, so no token is known.
+
+    ``without_calls=True`` gives rows by their places in the tensors alone. Padding, token ids and
+    documents are then unknown.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +129,10 @@ class Row:
 class Rows(Sequence["Row"]):
     """The vectors of one layer, a row for each token, in the order of capture.
 
-    Values are decoded on demand: of a packet only what the wanted rows need.
+    `ActivationReader.rows` returns them. ``rows[k]`` is a `Row`; a slice, indices or a mask give
+    `Rows`. Values are decoded on demand: of a packet only the blocks that the wanted rows need, and
+    of a raw packet only their bytes. The checksum of a packet that is read in part cannot be
+    verified.
 
     Attributes:
         layer: the layer's name.

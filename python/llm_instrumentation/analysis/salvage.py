@@ -95,6 +95,9 @@ def salvage(
     A calls file beside the stream is copied too. The source is not changed. docs/STREAM_FORMAT.md
     says which packets count as intact.
 
+    An exception of `progress`, or Ctrl-C, ends the work and leaves no file, unless the new file has
+    just become complete.
+
     Args:
         path: the damaged stream; its index is expected beside it.
         out: the new stream; by default `salvaged_path`.
@@ -107,6 +110,7 @@ def salvage(
         InvalidArgumentError: (a ValueError) `out` exists and `force` is not set, or `out` is the
             source; or the path is a URL.
         CorruptError: (a ValueError) no packet is intact.
+        BusyError: `out` is being captured.
         StrapError: another error, such as a full disk. No new file is left then.
     """
     check_local(path, "download it, then salvage the file")

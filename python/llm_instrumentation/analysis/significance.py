@@ -30,6 +30,7 @@ __all__ = [
 
 #: How p-values of many tests are adjusted: Holm, or Benjamini and Hochberg.
 Adjustment = Literal["holm", "fdr_bh"]
+"""The adjustment of p-values for the number of tests, see `adjusted`."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,8 +68,10 @@ def bootstrap_interval(
     sample. So the interval is longer on the side where effects are skewed. All effects of an
     example are drawn together.
 
-    If most examples have the same effect, many resamples have no other value and no standard
-    error. Then an end of the interval is infinite: there are too few examples. If all have the same
+    benchmarks/results/interventions.md has the measured coverage.
+
+    If most examples have the same effect, many resamples have no other value and no standard error.
+    Then an end of the interval is infinite: there are too few examples. If all have the same
     effect, both ends are that effect.
 
     Args:
@@ -120,7 +123,7 @@ def _studentised(values: Floats, shares: Floats, confidence: float) -> Floats:
 
 
 def width_remark(effects: Any, low: Any, high: Any, examples: int) -> str:
-    """Why intervals are wide, where most of them reach further than their effects; else "".
+    """Says that there are few examples, if most intervals are wider than their effects; else "".
 
     Args:
         effects: mean effects, [places].

@@ -50,6 +50,8 @@ Pairs: TypeAlias = "list[tuple[int, int]]"
 class LayerSimilarity:
     """The linear CKA of each layer with each other one.
 
+    A notebook shows it as a table, and `plots.plot_similarity` draws it.
+
     Attributes:
         a: path of the capture of `layers`.
         b: path of the capture of `other_layers`; `a` again if only one was given.
@@ -71,7 +73,7 @@ class LayerSimilarity:
 
     @property
     def title(self) -> str:
-        """What the values are, in a few words."""
+        """A title for a figure of the values."""
         how = "debiased" if self.debiased else "biased"
         return f"Linear CKA of {self.tokens:,} tokens, {how}"
 

@@ -97,15 +97,15 @@ __all__ = [
     "train_sae",
 ]
 
-#: What the vectors are divided by in training: nothing, or their mean norm / sqrt(width).
 Normalization = Literal["none", "expected_average_only_in"]
-#: What the decoder's bias is before the first training step.
+"""The divisor of the vectors in training: none, or their mean norm / sqrt(width)."""
 Bias = Literal["mean", "zeros"]
+"""The decoder's bias before the first training step: the mean of the vectors, or zeros."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingReport:
-    """What a training did.
+    """The results of a training.
 
     Attributes:
         path: its folder.
@@ -134,6 +134,10 @@ class TrainingReport:
 
 def architectures() -> tuple[str, ...]:
     """The names of the architectures that SAELens can train.
+
+    They are the training classes that SAELens has registered. In 6.54 they are abstopk, batchtopk,
+    gated, jumprelu, matching_pursuit, matryoshka_batchtopk, standard and topk. SAELens has no
+    training class for its transcoders and its temporal autoencoder.
 
     Raises:
         MissingExtraError: SAELens is not installed.
@@ -180,9 +184,20 @@ def train_sae(
 ) -> TrainingReport:
     """Trains a sparse autoencoder for each layer of a data set, in one pass for all of them.
 
-    The architectures, losses and training steps are those of SAELens. A training that was
-    interrupted goes on from its last checkpoint when it is called again with the same arguments: it
-    gets the remaining batches, and on CPUs with as many threads the same weights.
+    The architectures, losses and training steps are those of SAELens. A batch is one training step.
+    A last batch that is smaller than the others is left out. Vectors per head become one vector
+    [heads * width].
+
+    One pass over the first epoch measures the mean and the mean norm of the vectors, with sums in
+    float64. ``bias="zeros", normalize="none"`` skips it. A training that was interrupted goes on
+    from its last checkpoint when it is called again with the same arguments: it gets the remaining
+    batches, and on CPUs with as many threads the same weights.
+
+    `out` gets a folder for each layer with `cfg.json` and `sae_weights.safetensors`, which
+    `sae_lens.SAE.load_from_disk` loads. `_training.json` says what was trained. `_losses.parquet`
+    has the loss of each training step, a column for each layer. A checkpoint in `out/_checkpoints`
+    has the weights, the optimizer, the schedulers, the counters of dead features, torch's random
+    state, the losses, and the place in the data set. It appears as a whole, and is on disk.
 
     Args:
         data: the batches, one for each training step. All epochs follow each other.
@@ -192,7 +207,8 @@ def train_sae(
         steps: training steps in all; None: the whole batches of an epoch.
         lr: the rate of learning.
         normalize: "expected_average_only_in": training divides the vectors by their mean norm /
-            sqrt(width). The saved weights have the scale in them.
+            sqrt(width). The saved weights have the scale in them, so they take vectors as they were
+            captured. "none": training takes the vectors as they are.
         bias: the decoder's bias at the beginning: the mean of the vectors, or zeros.
         options: fields of the architecture's configuration in SAELens, as ``{"k": 32}``.
         trainer: fields of SAELens' SAETrainerConfig, as ``{"lr_warm_up_steps": 500}``.
@@ -200,7 +216,8 @@ def train_sae(
         dtype: of the weights.
         device: where to train, as "cuda".
         checkpoint_every: training steps between checkpoints. Each replaces the one before.
-        overwrite: begin anew, and replace an earlier training at `out`.
+        overwrite: begin anew, and replace an earlier training at `out`. Any other folder is never
+            replaced.
         progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Raises:
@@ -208,7 +225,7 @@ def train_sae(
             else or a finished training.
         StateError: (a ValueError) the checkpoint at `out` is of another data set or training.
         NonFiniteLossError: (an ArithmeticError) a loss is infinite or NaN. The message names the
-            training step.
+            training step, and the last checkpoint stays.
         MissingExtraError: a package of the extra "sae" is not installed.
         UnsupportedError: a layer has no real floating-point numbers.
         CorruptError: (a ValueError) bytes of a capture or a checkpoint differ from the written
@@ -294,7 +311,7 @@ def evaluate_sae(
     device: str = "cpu",
     progress: bool | None = None,
 ) -> dict[str, SAEEvaluation]:
-    """How well autoencoders reconstruct the vectors of a data set, in one pass for all layers.
+    """Measures the reconstruction of the vectors of a data set, in one pass for all layers.
 
     All sums are float64. A feature is dead if it is 0 in each row that is read.
 

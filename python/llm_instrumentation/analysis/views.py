@@ -6,7 +6,7 @@
     lens.texts[-1]                           # what the last layer predicts behind each token
 
 Without `layers` the functions take the blocks of a model: the modules with a number as name, as
-"model.layers.3".
+"model.layers.3". If there are none, they take all layers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def norms_of(rows: Mapping[str, Rows]) -> TokenNorms:
 
 @dataclasses.dataclass(frozen=True)
 class TokenErrors:
-    """How much the vectors of one text differ in two captures.
+    """The relative errors of the vectors of one text, between two captures.
 
     Attributes:
         layers: the layers in the first capture, in the order of execution.
@@ -192,7 +192,7 @@ class MassiveActivations:
 
     @property
     def massive(self) -> tuple[LargeActivation, ...]:
-        """Those of `largest` that meet both limits."""
+        """The values of `largest` that meet both limits."""
         return tuple(one for of_layer in self.largest for one in of_layer if one.massive)
 
 

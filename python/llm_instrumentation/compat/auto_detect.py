@@ -36,7 +36,7 @@ def detect_model_architecture(model: Any) -> str:
 
 
 def create_optimized_config(model_arch: str, purpose: Purpose | str) -> InstrumentationConfig:
-    """A configuration for `purpose`.
+    """Chooses a preset for a purpose.
 
     - "interpretability": the preset attention_analysis.
     - "debugging": the preset fast_capture.

@@ -17,7 +17,10 @@ __all__ = ["CompressionStrategy", "TensorCompressionManager"]
 
 
 class CompressionStrategy(ABC):
-    """Converts bytes to a payload and back."""
+    """Converts bytes to a payload and back.
+
+    `TensorCompressionManager.strategies` takes your own ones.
+    """
 
     @abstractmethod
     def compress(self, data: bytes) -> bytes:

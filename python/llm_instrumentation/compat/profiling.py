@@ -87,7 +87,9 @@ class PerformanceMetrics:
 
 
 class SystemProfiler:
-    """Measures inferences, and samples the memory of the process from a thread of its own.
+    """Measures inferences, and samples the memory of the process in a thread.
+
+    Captures do not use it: `InstrumentationFramework.stats` has their counters.
 
     ::
 

@@ -17,7 +17,8 @@ class RingBuffer:
     """A ring of bytes of fixed size that any number of threads may fill and empty.
 
     A `put` adds all of its bytes or none. Waiting threads are served in the order in which they
-    came, so smaller calls cannot overtake a large `put` for ever. Captures do not use this class.
+    came, so smaller calls cannot overtake a large `put` for ever. `len()` is the number of bytes in
+    the ring. Captures do not use this class.
     """
 
     def __init__(self, size: int) -> None:

@@ -55,7 +55,7 @@ def load_stream_packets(
     compression: str | None = None,
     include_failed: bool = False,
 ) -> list[Packet]:
-    """A record for each activation of a stream, in the order of capture.
+    """Makes a record for each activation of a stream, in the order of capture.
 
     Args:
         stream_path: a stream of this package or of llm_instrumentation 1.3.1.

@@ -36,31 +36,45 @@ def capture_activations(
 ) -> Iterator[InstrumentationFramework]:
     """Captures every activation of ``model`` inside the block to a stream file.
 
+    An exception of the block is passed on, and everything captured before it is in the files.
+
     Args:
         model: the model; it is hooked inside the block only.
-        output_path: the stream file, or a run folder: a path that ends in ``/``, or a folder.
-            None makes a name in ``output_dir``, which is created. The
-            name joins prefix, model type, preset or codec, and time, without the parts that are
-            off, and ends in ".stream", or in ".archive" for an archive; with segments it is a
-            folder. If the name exists, it gets a number, from 2 on.
+        output_path: the stream file, or a run folder: a path that ends in ``/``, or an existing
+            folder that is not named ``*.stream`` or ``*.archive``. In a run folder each rank of
+            ``torch.distributed`` writes a shard, and the folder reads as one capture. Another path
+            needs ``{rank}`` in a process group with several processes; it is replaced by the rank
+            of the process. None makes a name in ``output_dir``.
+        output_dir: the folder of a name that the capture makes; it is created. The name joins
+            prefix, model type, preset or codec, and the time as ``%Y%m%d_%H%M%S`` by ``_``, without
+            the parts that are off. With no part on it is ``capture``. It contains the rank in a
+            process group. It ends in ".stream", or in ".archive" for an archive; with segments it
+            is a folder. If the name exists, it gets a number, from 2 on: ``..._2.stream``.
         preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
-            "mlp_analysis"; overrides ``config``.
+            "mlp_analysis"; overrides ``config``, with a warning.
         config: a configuration of your own; balanced if neither is given.
         auto_timestamp: put the time into the name. Without it a capture replaces an earlier one of
             the same name.
         prefix: the beginning of the name.
         include_metadata: put model type and preset or codec into the name.
-        overwrite: replace any file at the path; without it only that of a capture.
+        overwrite: replace any regular file at the path or under the name of the index; without it
+            only files of a capture are replaced.
         scope: the calls of the model to capture: "process", all calls; "thread", those of this
-            thread; "task", those of this asyncio task and of everything it starts.
+            thread; "task", those of this asyncio task and of everything it starts. See
+            :data:`~llm_instrumentation.core.scope.Scope`.
 
     Yields:
         the framework; its ``stats()`` has the path and the counters. It drops the model at the end
         of the block.
 
     Raises:
-        ValueError: the preset or scope is unknown (the message names the options), or the file at
-            the path is no capture.
+        ValueError: the preset or scope is unknown; the message names the options.
+        InvalidArgumentError: (a ValueError) several processes would write to one path, which is
+            raised in each of them; or the file at the path is no capture.
+        RunFolderError: (a ValueError) the folder holds another run.
+        LayerSelectionError: (a ValueError) the configuration selects no module.
+        NotFoundError: at the end, if the stream was renamed or removed during the capture.
+        CaptureError: at the end, if the model ran and nothing was captured.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:

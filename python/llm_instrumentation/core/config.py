@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
+"""The codecs of a stream, for `InstrumentationConfig.compression_algorithm`."""
 ON_FULL = ("block", "drop")  # in the order of STRAP_ON_FULL_*
 PROBES = ("block", "system")
 TOKEN_IDS = ("plain", "hashed", "none")
@@ -68,7 +69,7 @@ class HookGranularity(Enum):
 
 @dataclass
 class HookConfig:
-    """How hooks are attached to one model.
+    """The settings with which an `OptimizedHookManager` hooks a model.
 
     Attributes:
         granularity: which modules, and how much of them.
@@ -112,11 +113,12 @@ class InstrumentationConfig:
         granularity: which modules, and how much of their outputs.
         compression_algorithm: "lz4", "zstd" or "none".
         target_throughput_gbps: the wanted rate, in 10^9 bytes of activations a second. It changes
-            nothing while the capture runs. A capture that made the model wait and was slower
-            than this ends with a warning.
-        max_memory_gb: limit of the staging memory in 10^9 bytes; None leaves the choice to
-            the library.
-        include: patterns of modules to keep among those of the granularity; empty keeps all.
+            nothing while the capture runs. A capture that made the model wait and was slower than
+            this ends with a warning that names both rates.
+        max_memory_gb: limit of the staging memory in 10^9 bytes; None: 2. The capture never takes
+            more than half of the memory that the machine or its control group has left.
+        include: patterns of modules to keep among those of the granularity, see `LayerPattern`;
+            empty keeps all.
         exclude: patterns of modules to leave out.
         kv_cache: also capture the key-value caches that models return. Off by default, because
             each step repeats the whole cache.
@@ -125,27 +127,31 @@ class InstrumentationConfig:
         sampling_seed: seed of the sample, 0 to 2^53 - 1.
         on_full: "block" makes the model wait while the staging memory is full; "drop" leaves
             tensors out, and counts them.
-        workers: compression threads, 1 to 256; None chooses by the number of CPUs.
-        strict: raise a capture error inside the forward pass instead of going on without capture.
+        workers: compression threads, 1 to 256; None: one for each CPU, at most 8.
+        strict: raise a capture error inside the forward pass. Otherwise the index notes each output
+            that cannot be captured, and there is one warning for each layer and kind of error.
         progress: show progress: below a notebook's cell, in the last row of a terminal, otherwise
             a line on stderr every ten seconds. None shows it in notebooks and on terminals only.
         probes: what to watch of the machine during the capture, "block" and "system"; see
             `with_probes`.
         probe_interval_s: seconds between their snapshots.
-        error_bound: values stored as float16 or bfloat16 are rounded so that the squared error
-            of each packet stays within this share of its squared values; None does not round. For
-            an archive it is the archive's bound; None: 0.0005.
+        error_bound: values stored as float16 or bfloat16 are rounded so that the squared error of
+            each packet stays within this share of its squared values; None does not round. For an
+            archive it is the archive's bound, up to 0.01; None: 0.0005. `mse` and `normalized_mse`
+            of an `Activation` have the measured error.
         burst_gb: staging memory in 10^9 bytes that is allocated when the capture opens. If a model
             on CPUs uses all of them, compression waits until it is full; see `with_burst`.
         archive: store activations in fewer bytes, with a small error; see `with_archive`.
         keep_float32: store float32 unchanged, not as float16; see `with_float32`.
         inputs: also capture the arguments of modules; see `with_inputs`.
         gradients: also capture the gradients of outputs; see `with_gradients`.
-        last_position: keep only the last position of sequences; see `with_last_position`.
+        last_position: keep only the last position of sequences; see `with_last_position`. Not
+            possible with SAMPLED_SLICES.
         every: capture only the steps whose number is a multiple of this; see `with_every`.
         token_ids: how the tokens that the model is given are stored: "plain", "hashed" or "none";
             see `with_token_ids`.
-        token_key: the key of hashed token ids, at most 64 bytes; None: a random one.
+        token_key: the key of hashed token ids, 1 to 64 bytes; None: a random one that is not
+            stored.
         segment_gb: a run folder gets a new segment after so many 10^9 bytes; None: no limit.
         segment_s: a run folder gets a new segment after so many seconds; None: no limit.
         keep_gb: the segments of a process keep at most so many 10^9 bytes, and the oldest are
@@ -249,7 +255,7 @@ class InstrumentationConfig:
 
     @property
     def segmented(self) -> bool:
-        """Whether the capture goes on in new segments."""
+        """Whether `segment_gb` or `segment_s` is set, so the capture goes on in new segments."""
         return self.segment_gb is not None or self.segment_s is not None
 
     @property
@@ -286,32 +292,50 @@ class InstrumentationConfig:
 
     @classmethod
     def fast_capture(cls) -> InstrumentationConfig:
-        """Least work per byte: no compression."""
+        """Least work per byte: no compression.
+
+        FULL_TENSOR, "none", 4.0 GB/s, 32 GB of staging memory.
+        """
         return cls(HookGranularity.FULL_TENSOR, "none", 4.0, 32)
 
     @classmethod
     def balanced(cls) -> InstrumentationConfig:
-        """The default: LZ4 at the speed of a good disk."""
+        """The default: LZ4 at the speed of a good disk.
+
+        FULL_TENSOR, "lz4", 2.0 GB/s, 24 GB of staging memory.
+        """
         return cls(HookGranularity.FULL_TENSOR, "lz4", 2.0, 24)
 
     @classmethod
     def max_compression(cls) -> InstrumentationConfig:
-        """Smallest files: zstd of rounded values, normalised squared error at most 1e-4."""
+        """Smallest files: zstd of rounded values, normalised squared error at most 1e-4.
+
+        FULL_TENSOR, "zstd" with ``error_bound=1e-4``, 1.0 GB/s, 16 GB of staging memory.
+        """
         return cls(HookGranularity.FULL_TENSOR, "zstd", 1.0, 16, error_bound=1e-4)
 
     @classmethod
     def max(cls) -> InstrumentationConfig:
-        """Highest fidelity: zstd without loss beyond float16, and the most staging memory."""
+        """Highest fidelity: zstd without loss beyond float16, and the most staging memory.
+
+        FULL_TENSOR, "zstd", 6.0 GB/s, 64 GB of staging memory.
+        """
         return cls(HookGranularity.FULL_TENSOR, "zstd", 6.0, 64)
 
     @classmethod
     def attention_analysis(cls) -> InstrumentationConfig:
-        """Only the attention blocks."""
+        """Only the attention blocks.
+
+        ATTENTION_ONLY, "lz4", 2.0 GB/s, 16 GB of staging memory.
+        """
         return cls(HookGranularity.ATTENTION_ONLY, "lz4", 2.0, 16)
 
     @classmethod
     def mlp_analysis(cls) -> InstrumentationConfig:
-        """Only the feed-forward blocks."""
+        """Only the feed-forward blocks.
+
+        MLP_ONLY, "lz4", 2.0 GB/s, 16 GB of staging memory.
+        """
         return cls(HookGranularity.MLP_ONLY, "lz4", 2.0, 16)
 
     # ---- builders -------------------------------------------------------------
@@ -401,8 +425,8 @@ class InstrumentationConfig:
         """Keeps only the last position of each sequence: (batch, 1, features).
 
         It applies to every tensor of three dimensions, as (batch, positions, features). Other
-        tensors are kept whole. Pad batches on the left: with padding on the right the last position
-        of a short text is padding.
+        tensors are kept whole. It is not possible with SAMPLED_SLICES. Pad batches on the left:
+        with padding on the right the last position of a short text is padding.
         """
         return self._change(last_position=enabled)
 

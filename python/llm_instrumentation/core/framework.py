@@ -37,6 +37,10 @@ class InstrumentationFramework:
     framework.instrument_model(model)
     with framework.capture_activations("run.stream"):
         model(**inputs)
+
+    Forward hooks of the user that were registered before the block run before those of the capture.
+    So the values that they return are captured. Without a model there is a warning, and only tokens
+    are captured.
     """
 
     def __init__(self, config: InstrumentationConfig) -> None:
@@ -112,15 +116,18 @@ class InstrumentationFramework:
                 this process, or a run folder: a path that ends in ``/``, or a folder. An earlier
                 capture at the path is replaced, with its checkpoint and token files, unless it is
                 resumed. Processes that read the earlier stream keep it open.
-            track_per_token: yield a tracker, and write its tokens beside the stream.
-            checkpoint_interval_tokens: number of tokens after which the capture is made durable.
-            checkpoint_path: the checkpoint's path; ``{output_path}.ckpt.json`` by default.
+            track_per_token: yield a tracker, and write its tokens beside the stream. At the end the
+                whole capture is on disk (fsync).
+            checkpoint_interval_tokens: number of tokens after which the capture is made durable
+                each time.
+            checkpoint_path: the checkpoint's path; ``{output_path}.ckpt.json`` by default, or if it
+                is empty.
             resume_from_checkpoint: append to the stream of an earlier capture. The stream of an
                 interrupted capture is cut back to its last checkpoint; the bytes cut off are kept
                 as ``.tail-N``. The stream of a capture that ended is kept whole. Tokens and the
                 numbers of tokens and steps continue.
             overwrite: replace any file at the path or under the name of the index; without it only
-                files of a capture are replaced.
+                files of a capture are replaced. A stream that is resumed is never overwritten.
             scope: the calls of the models to capture: "process", all calls; "thread", those of this
                 thread; "task", those of this asyncio task and of everything it starts: other tasks,
                 and threads that inherit its context, as with ``asyncio.to_thread``.
@@ -139,7 +146,9 @@ class InstrumentationFramework:
             TokenFileError: the tokens of the resumed capture cannot be read or are of another
                 capture; or a folder, a pipe or the like has the name of the token file.
             LayerSelectionError: the configuration selects no module.
+            OSError: a file of a replaced capture cannot be removed.
             NotFoundError: at the end, if the stream was renamed or removed during the capture.
+            CaptureError: at the end, if a model ran and nothing was captured.
             StrapError: the stream cannot be opened; or, at the end, the capture failed.
         """
         settings = TokenSettings(
@@ -203,7 +212,7 @@ class InstrumentationFramework:
     annotate = annotate
 
     def stats(self) -> CaptureStats:
-        """The counters of the running capture, or of the last one.
+        """The counters of the running capture, or of the last one, as `CaptureStats`.
 
         Raises:
             RuntimeError: there was no capture yet.
@@ -217,7 +226,9 @@ class InstrumentationFramework:
         """Pauses all running captures of this framework.
 
         Steps that begin from now on are left out, until :meth:`resume`. A running step is captured
-        to its end. Steps that are left out are counted, so later steps keep their numbers.
+        to its end. Steps that are left out are counted, so later steps and tokens keep their
+        numbers. A capture that is resumed from its files counts on from the last step in its
+        stream.
 
         Raises:
             RuntimeError: no capture is running.
@@ -314,8 +325,8 @@ def analyze_activations_with_tokens(
     """:meth:`InstrumentationFramework.analyze_activations`, with figures for each token.
 
     Returns:
-        the analysis. If there is a token file, also ``token_metadata``; if that has tokens, also
-        ``packets_per_token`` and ``bytes_per_token``.
+        the analysis. If this capture has a token file, also ``token_metadata``; if that has tokens,
+        also ``packets_per_token`` and ``bytes_per_token``.
     """
     analysis = framework.analyze_activations(path)
     metadata = load_token_metadata(path)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 __all__ = ["Label", "Labels", "annotate", "current_labels"]
 
-#: A label of a row: a text, a number, or True or False. None removes the label.
 Label: TypeAlias = "str | int | float | bool | None"
+"""A label of a text: a text, a number, True or False; None removes the label."""
 
 
 class SortedBatch(NamedTuple):
@@ -53,7 +53,7 @@ def sorted_batch(rows: int) -> SortedBatch | None:
 
 
 class Labels:
-    """Labels for the rows of a batch.
+    """Labels for the rows of a batch, as `current_labels` returns them.
 
     Args:
         values: a label for all rows, or a tuple of labels for one row each, by name.
@@ -140,6 +140,13 @@ class annotate:  # noqa: N801, used as a function, like torch.set_grad_enabled
     Captures store the labels with the tokens of each row. They hold for this thread or asyncio
     task, and for tasks that begin later. A block adds its labels to those outside of it, and at its
     end the former ones hold again.
+
+    A call holds from then on; in a ``with`` statement it holds for the block, as with
+    ``torch.set_grad_enabled``. If a generation makes several rows of each text, as with beams, each
+    label counts for these rows.
+
+    If the number of labels does not fit a batch, the capture warns and stores the call without
+    labels. With `with_strict()` it raises `InvalidArgumentError`.
 
     Args:
         labels: a label for all rows, or a list or tuple with one label for each row of the batch. A

@@ -25,10 +25,11 @@ def walk_output(
     """The tensors in `output` with their paths; module name + path is the packet's name.
 
     A tensor, and element 0 of a tuple or list if it is a tensor, has the path "". Every other
-    tensor has the path that leads to it: `[1]` in tuples (named ones too) and lists,
-    `['logits']` in mappings and transformers' ModelOutput, `.field` in dataclasses, joined if
-    nested: `['hidden_states'][2]`. Paths are unique within an output. Other values (None, numbers,
-    strings) are skipped, and so is a container that contains itself.
+    tensor has the path that leads to it: `[1]` in tuples (named ones too) and lists, `['logits']`
+    in mappings and transformers' ModelOutput, `.field` in dataclasses, joined if nested:
+    `['hidden_states'][2]`. Paths are unique within an output. Nested, sparse and quantized tensors
+    are given as they are. Other values (None, numbers, strings) are skipped, and so is a container
+    that contains itself.
 
     Key-value caches (transformers' `Cache` and similar classes, and legacy tuples under the key
     `past_key_values`) are left out unless `kv_cache`; then each layer's tensors have paths such as

@@ -11,7 +11,7 @@ __all__ = ["Packing", "current_packing", "packed"]
 
 
 class Packing(NamedTuple):
-    """How the texts of a packed batch lie in it.
+    """The places of the texts in a packed batch.
 
     Attributes:
         lengths: tokens of each text in this call.
@@ -29,7 +29,7 @@ _packing: ContextVar[Packing | None] = ContextVar("llm_instrumentation_packing",
 
 
 def current_packing() -> Packing | None:
-    """How the batches of this thread or task are packed; None: they are not."""
+    """The packing of the batches of this thread or task; None: they are not packed."""
     return _packing.get()
 
 
@@ -42,11 +42,15 @@ class packed:  # noqa: N801, used as a function, like annotate
     Each text then is a row of its own: it has its own labels, sequence and positions. Without it a
     packed batch counts as one text. It holds in the block, for this thread or asyncio task.
 
+    If the packing does not fit a batch, the capture warns and stores the call as one that is not
+    packed. With `with_strict()` it raises `InvalidArgumentError`.
+
     Args:
-        lengths: tokens of each text in this call, in their order. A batch may have more tokens;
-            those are padding.
-        starts: the position of each text's first token in this call, as behind a cache. By default
-            the position ids that the call is given count, and if there are none, 0.
+        lengths: tokens of each text in this call, in their order. A batch may have more tokens than
+            their sum; the others are padding, and masked.
+        starts: the position of each text's first token in this call, as behind a cache. Positions
+            count on from there. By default the `position_ids` or `positions` that the call is given
+            count, and if there are none, 0.
         texts: an object for each text; the same object in a later call means that its text goes on.
             It is kept by a weak reference, so it cannot be a number or a str; an object of the
             server's own class can be. By default each text of each call is a new sequence.

@@ -13,6 +13,14 @@ __all__ = ["Scope", "current_request", "for_request", "scoped"]
 #: The calls of a model that a capture takes: all calls in the process, those of the thread that
 #: opened the capture, or those of the asyncio task (or other :mod:`contextvars` context) that did.
 Scope = Literal["process", "thread", "task"]
+"""Which calls of a model a capture takes.
+
+"process": every call in the process. "thread": the calls of the thread that opened the capture.
+"task": the calls of the asyncio task that opened it and of everything that this task starts: other
+tasks, and threads that inherit its context, as with `asyncio.to_thread`. `loop.run_in_executor`
+does not inherit it. The hooks also run in threads and tasks that are not captured; each of these
+calls takes about half a microsecond.
+"""
 
 _request: ContextVar[str | None] = ContextVar("llm_instrumentation_request", default=None)
 _captures: ContextVar[frozenset[object]] = ContextVar(
@@ -30,7 +38,10 @@ def for_request(name: str) -> Iterator[None]:
                 model.generate(ids)
 
     The name applies to this thread or asyncio task, and to tasks and ``asyncio.to_thread`` calls
-    that begin in the block. An inner block replaces the name.
+    that begin in the block. An inner block replaces the name. So a server can use one capture for
+    all requests and separate their rows later.
+
+    A capture keeps all names in memory, up to 64 MiB. Rows after that have no name, with a warning.
 
     Args:
         name: 1 to 65,536 bytes of UTF-8 without zero bytes; the ``request`` of the index rows.
@@ -60,7 +71,7 @@ def current_request() -> str | None:
 
 @contextlib.contextmanager
 def scoped(scope: Scope) -> Iterator[Callable[[], bool] | None]:
-    """Makes the block a capture's scope.
+    """Makes the block a capture's scope. `capture_activations` enters it.
 
     Yields:
         a function that reports whether its caller is inside the scope; None for "process".

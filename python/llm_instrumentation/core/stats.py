@@ -13,7 +13,12 @@ __all__ = ["CaptureStats"]
 
 @dataclass(frozen=True)
 class CaptureStats:
-    """CaptureCounters of a capture; times in seconds, sizes in bytes.
+    """The counters of a capture; times in seconds, sizes in bytes.
+
+    A step is an outermost call into the model, at whichever module it enters. Calls that one method
+    makes side by side, as CLIP's `get_text_features` does, are one step. If the method calls a
+    module a second time, that begins the next step. Outputs that a backward pass computes again, in
+    checkpointed modules, belong to no step, and the names of their packets end in `!recomputed`.
 
     Attributes:
         path: the stream file; of a capture in segments the last one.
@@ -30,7 +35,8 @@ class CaptureStats:
         overflowed: float32 tensors with finite values beyond float16, stored as float32 too.
         underflowed: float32 tensors whose values are too small for float16. With an `error_bound`:
             float16 alone breaks the bound of a packet; the tensor is stored as float32 too. Without
-            a bound: a packet loses more than 0.01 of its squared values.
+            a bound: a packet loses more than 0.01 of its squared values, and the capture ends with
+            a warning that names the layers.
         dropped: tensors left out because the memory was full (``with_drop_when_full``).
         dropped_bytes: bytes of the dropped tensors.
         failed: tensors that could not be captured; the index has the reason for each.
@@ -42,7 +48,7 @@ class CaptureStats:
         memory_peak: the largest value of memory_bytes so far.
         memory_limit: the limit of the staging memory.
         file_bytes: length of the stream; of a capture in segments that of the last one.
-        steps: outermost forward calls seen.
+        steps: steps seen, those that were left out included.
         seconds: time since the capture began.
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
         write_seconds: time in write calls, including a call in progress.
@@ -52,8 +58,8 @@ class CaptureStats:
         repeated: packets of the same elements as one just before, which were not compressed again.
         silent: names of the hooked modules that have not run, as far as hooks know.
         skipped_steps: those of `steps` that were left out, by `with_every` or while paused.
-        lost_calls: calls of the model that could not be recorded in the calls file; rows of tokens
-            lack theirs.
+        lost_calls: calls of the model that could not be recorded in the calls file. A warning says
+            why. Rows of tokens lack theirs.
     """
 
     path: str

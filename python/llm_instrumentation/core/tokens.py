@@ -46,7 +46,8 @@ class TokenTracker:
         with framework.capture_activations("gen.stream", track_per_token=True) as tracker:
             model.generate(ids, streamer=tracker.streamer(tokenizer))
 
-    Recording is thread-safe.
+    Streamers work in greedy search and in sampling. Recording is thread-safe. A checkpoint that
+    cannot be written gives a warning; in a strict tracker it is an error.
 
     Attributes:
         tokens: the records so far, {"token_index", "token_id", "token_text"}. In batches of more
@@ -133,7 +134,8 @@ class TokenTracker:
         Args:
             token_id: its id in the vocabulary.
             token_text: its text; "" if unknown.
-            position: its index in the generation; None: after the last one.
+            position: its index in the generation; None: after the last one. Negative ones are
+                refused.
 
         Raises:
             TypeError: token_text is not a str.

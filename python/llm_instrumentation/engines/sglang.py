@@ -28,9 +28,9 @@ _GRAPH_RUNNERS = ("decode_cuda_graph_runner", "prefill_cuda_graph_runner", "grap
 
 
 def register() -> None:
-    """Is called by SGLang in each of its processes, through the entry point of the package.
+    """Lets schedulers take the calls that :func:`capture_sglang` sends.
 
-    It lets schedulers take the calls that :func:`capture_sglang` sends.
+    SGLang calls it in each of its processes, through the entry point of the package.
     """
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
     hooks.HookRegistry.register(

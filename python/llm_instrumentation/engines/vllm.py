@@ -86,7 +86,10 @@ def capture_vllm(
 
 
 class CaptureExtension:
-    """The methods that vLLM adds to its workers, for ``collective_rpc``."""
+    """The methods that vLLM adds to its workers, for ``collective_rpc``.
+
+    An error in a worker arrives as vLLM passes it on: an `Exception` with the message.
+    """
 
     _strap_capture: EngineCapture | None = None
 

@@ -67,6 +67,8 @@ def attribution_patching(
     gradients of the inputs, as in EAP-IG. Then the effects of the embeddings of all tokens add up
     to the difference of the metric between the two runs, except for the error of the rule.
 
+    Sums are float32. A `RuntimeWarning` says that a metric is flat where the gradient is taken.
+
     The gradients of parameters are not computed, and `Parameter.grad` stays as it is.
     `requires_grad` of the parameters is False until the function returns. So no other thread may
     train the model meanwhile.

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Ablation", "Faithfulness", "faithfulness", "minimality", "run_circuit"]
 
 Ablation = Literal["corrupted", "mean", "zero"]
-"""What an edge carries that is not in the circuit: what its source writes in the corrupted run, the
-mean of what it writes over all tokens of the clean texts, or zero."""
+"""The values of the edges outside of a circuit. "corrupted": the value of the source in the
+corrupted run. "mean": the mean of the source over all tokens of the clean texts. "zero": zero.
+"""
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -87,7 +88,7 @@ def run_circuit(
 
 @dataclasses.dataclass(frozen=True)
 class Faithfulness:
-    """How much of what a model does circuits of several sizes do.
+    """The faithfulness of circuits of several sizes to their model.
 
     A faithfulness is (metric of the circuit - metric of the empty circuit) / (metric of the model -
     metric of the empty circuit): 1 is the model, 0 the ablated model.

@@ -27,7 +27,7 @@ __all__ = ["DecoderLayout", "PreNormDecoder", "decoder", "register_decoder"]
 
 @dataclasses.dataclass(frozen=True)
 class DecoderLayout:
-    """Where a class of pre-norm decoders has its parts.
+    """The places of the parts in a class of pre-norm decoders.
 
     Attributes:
         layers: the list of layers, relative to the model. The first argument of a layer is the
@@ -195,8 +195,8 @@ class PreNormDecoder:
     Attributes:
         model: the model.
         blocks: its layers.
-        writers: what writes to the residual stream, in order.
-        readers: what reads it, in order.
+        writers: the parts that write to the residual stream, in order.
+        readers: the parts that read the residual stream, in order.
     """
 
     def __init__(self, model: nn.Module, blocks: tuple[DecoderBlock, ...], final_norm: str) -> None:

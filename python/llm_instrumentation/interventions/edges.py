@@ -61,6 +61,8 @@ def edge_attribution(
     tensors of the size [batch, tokens, width] for each layer, and about 12 for each head of one
     layer. The effects take 4 bytes for each example and edge.
 
+    A warning says that the gradient of the metric is 0 in the clean run, and there are no `steps`.
+
     Args:
         model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
@@ -68,8 +70,9 @@ def edge_attribution(
         steps: of EAP-IG; it takes a forward and backward pass more than that. None:
             EAP.
         batch_size: examples that run together.
-        confidence: of the intervals of the effects over the examples; None: without intervals,
-            which is faster for a large number of edges.
+        confidence: of the intervals of the effects over the examples, by `bootstrap_interval`; an
+            interval is None for one example, or where the examples do not bound it. None: without
+            intervals, which is faster for a large number of edges.
         progress: shows a bar; see `Progress`.
 
     Returns:
@@ -77,7 +80,8 @@ def edge_attribution(
 
     Raises:
         UnsupportedError: (a TypeError) the model is no pre-norm decoder that is known, or its
-            projections are quantised; the metric has no gradient; see also `intervene`.
+            projections are quantised; the metric has no gradient; while the model runs: the
+            residual stream is not the sum that the layout says; see also `intervene`.
         InvalidArgumentError: (a ValueError) an argument is out of its range.
     """
     way = points(steps)
@@ -265,7 +269,7 @@ def edge_patching(
     p_values: Adjustment | None = None,
     progress: Progress = None,
 ) -> CausalGraph:
-    """Measures the effect of each edge by a run of its own: path patching on a pre-norm decoder.
+    """Measures the effect of each edge in a separate run: path patching on a pre-norm decoder.
 
     The target of the edge reads a sum in which what the source has written is that of the other
     run. All other readers of the source see its own value. What follows from the changed target
@@ -291,7 +295,8 @@ def edge_patching(
         progress: shows a bar; see `Progress`.
 
     Returns:
-        a graph of all nodes, and of these edges.
+        a graph of all nodes, and of these edges. Its `clean` and `corrupted` are the metric of the
+        two runs.
 
     Raises:
         UnsupportedError: (a TypeError) as for `edge_attribution`.

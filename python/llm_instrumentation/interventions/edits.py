@@ -5,6 +5,11 @@ takes a :class:`Site`, or the name of a layer and the other parts of a site::
 
     zero("model.layers.3.mlp", positions=-1)
     zero(Site("model.layers.3.self_attn", head=5))
+
+A tensor for a site (`values`, or `of` of a mean) has the shape of the module's tensor, of which the
+site's part is taken, or the shape of this part, or is a vector [width] for each row. Nothing else
+is broadcast. Types and devices must be equal. An argument of another type or outside of its range
+raises `InvalidArgumentError` at once.
 """
 
 from __future__ import annotations
@@ -145,12 +150,12 @@ def _check_floats(call: Call, kind: str) -> None:
 
 
 def zero(site: str | Site, **where: Unpack[Where]) -> Edit:
-    """Puts zeros there: zero ablation."""
+    """Puts zeros at the site: zero ablation."""
     return Edit(Site.of(site, **where), "zero", lambda call: torch.zeros_like(call.values))
 
 
 def apply(site: str | Site, function: Callable[[Tensor], Tensor], **where: Unpack[Where]) -> Edit:
-    """Puts there what a function returns.
+    """Puts the result of a function at the site.
 
     Args:
         site: where.
@@ -191,15 +196,16 @@ def add(site: str | Site, values: Tensor, *, scale: float = 1.0, **where: Unpack
 def replace(
     site: str | Site, values: Source, *, first_step: int = 0, **where: Unpack[Where]
 ) -> Edit:
-    """Puts other values there: activation patching.
+    """Puts other values at the site: activation patching.
 
     Args:
         site: where.
         values: a tensor of the shape of the module's tensor (the site's part of it is taken), or of
             the shape of this part, or a vector [width] for each row. Or values of a capture: an
             `Activation`, or a reader or view, of which the tensor of the same name, step and call
-            is read when the layer runs. Values of float32 that were stored as float16 have that
-            error; capture with `with_float32()` for exact ones.
+            is read when the layer runs. An `Activation` is taken at each call. Values of float32
+            that were stored as float16 become float32 again, and have that error; capture with
+            `with_float32()` for exact ones.
         first_step: the captured step that belongs to step 0 of the block.
         where: the other parts of the site.
 
@@ -229,7 +235,7 @@ def mean(
     over: Literal["tokens", "sequences"] = "tokens",
     **where: Unpack[Where],
 ) -> Edit:
-    """Puts a mean there: mean ablation.
+    """Puts a mean at the site: mean ablation.
 
     Args:
         site: where.
@@ -318,7 +324,7 @@ def _mean_of(call: Call, of: Source, over: str) -> Tensor:
 def resample(
     site: str | Site, of: Source | None = None, *, seed: int = 0, **where: Unpack[Where]
 ) -> Edit:
-    """Puts the values of other examples there: resample ablation.
+    """Puts the values of other examples at the site: resample ablation.
 
     Args:
         site: where.

@@ -47,7 +47,8 @@ _AS_GOOD_AS_EQUAL = 1e-3
 class Effects:
     """The effects of nodes on a metric.
 
-    An effect is the metric with an intervention on the node minus the metric without it.
+    An effect is the metric with an intervention on the node minus the metric without it. Where
+    intervals are wider than effects, tables and figures say the number of examples.
 
     Attributes:
         sites: the nodes as sites.

@@ -30,7 +30,7 @@ HeadInput: TypeAlias = Literal["q", "k", "v"]
 
 @dataclasses.dataclass(frozen=True)
 class HeadLayout:
-    """Where a class of attention modules has its heads.
+    """The places of the heads in a class of attention modules.
 
     The names of modules and attributes are relative to the attention module.
 
@@ -111,6 +111,9 @@ def register_heads(attention: type[nn.Module] | str, layout: HeadLayout) -> None
     Args:
         attention: the class of the attention modules, or its name.
         layout: replaces an earlier one of this class.
+
+    Raises:
+        InvalidArgumentError: the layout contradicts itself.
     """
     name = attention if isinstance(attention, str) else attention.__name__
     _LAYOUTS[name] = layout
@@ -165,7 +168,7 @@ class AttentionHeads:
         return head // (self.heads // self.key_value_heads)
 
     def columns(self, head: int, head_input: HeadInput | None = None) -> HeadColumns:
-        """Where a query head has its result, or its query, key or value.
+        """The columns of a query head's result, or of its query, key or value.
 
         Raises:
             InvalidArgumentError: there is no such query head.
@@ -193,6 +196,11 @@ class AttentionHeads:
 
 def attention_heads(model: nn.Module) -> dict[str, AttentionHeads]:
     """The attention modules of a model that the table knows, by name, in the model's order.
+
+    The table knows the attention classes of Llama, Mistral, Mixtral, Qwen2, Qwen2-MoE, Qwen3,
+    Qwen3-MoE, Gemma, Gemma 2, Gemma 3, OLMo, OLMo 2, GPT-2, GPT-NeoX, OPT, BERT (and so MiniLM),
+    RoBERTa, XLM-RoBERTa, ELECTRA and T5 in transformers, and their subclasses. `register_heads`
+    adds a class.
 
     Raises:
         UnsupportedError: a module does not have what the layout of its class says.

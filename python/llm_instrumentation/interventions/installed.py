@@ -31,7 +31,7 @@ class UnusedEditError(StrapError, RuntimeError):
 
 
 class Applied:
-    """What the edits of a block have done so far.
+    """The counters of the edits of a block, so far.
 
     Attributes:
         edits: the edits.
@@ -63,13 +63,17 @@ def intervene(
     """Changes what modules of a model compute, inside the block.
 
     Edits of one tensor are applied in the order given. Blocks may be nested: the edits of the inner
-    one see what those of the outer one have made. The model's tensors are not changed in place, and
-    gradients flow through the edits.
+    one see what those of the outer one have made. Captures see the edited values if they begin
+    inside the block. The model's tensors are not changed in place, and gradients flow through the
+    edits. Modes, hooks and parameters are afterwards as before, also after an error. Each thread
+    may have a block of its own. Quantised models can be edited where tensors have floats.
 
     Args:
-        model: the model. Set it to evaluation mode. A compiled one runs eagerly in the block.
+        model: the model. Set it to evaluation mode. A compiled one runs eagerly in the block, with
+            a warning.
         edits: what is changed.
         unused: "raise" an error at the end of the block if an edit was not applied, or "ignore" it.
+            After an exception in the block there is no such check.
         scope: whose calls of the model are changed: those of the "thread" or asyncio "task" that
             opened the block, or of all threads of the "process".
 
@@ -77,14 +81,19 @@ def intervene(
         what the edits have done so far.
 
     Raises:
-        InvalidArgumentError: (a ValueError) there is no such layer or head; while the model runs:
-            an edit does not fit the tensor.
-        UnsupportedError: (a TypeError) dropout is active; the model is replicated, TorchScript, or
-            compiled by a torch that cannot run it eagerly; while the model runs: the module is
-            recomputed by gradient checkpointing, the tensor is not dense, another module has taken
-            the place of one with an edit, or it cannot be told what a site with `side="added"`
-            adds to the residual stream.
-        UnusedEditError: at the end: an edit was not applied.
+        InvalidArgumentError: (a ValueError) there is no such layer or head; the message names
+            similar ones. While the model runs: there is no tensor at this place; a shape, type or
+            device does not fit; or the call has no such position or sequence.
+        UnsupportedError: (a TypeError) a module in training mode has dropout (call
+            ``model.eval()``); the model is replicated by `DataParallel`, is TorchScript, or was
+            compiled and torch is older than 2.6. While the model runs: the module is recomputed by
+            gradient checkpointing, the tensor is quantized, nested or sparse, or has integers where
+            the edit needs floats, another module has taken the place of one with an edit, or it
+            cannot be told what a site with `side="added"` adds to the residual stream.
+        UnusedEditError: (a RuntimeError) at the end: an edit was not applied. The message says
+            whether its module ran.
+        UnknownActivationError: (a KeyError) while the model runs: a capture has no tensor of this
+            name.
         ValueError: `unused` or `scope` is unknown.
     """
     if unused not in ("raise", "ignore"):

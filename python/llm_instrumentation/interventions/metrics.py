@@ -24,7 +24,7 @@ __all__ = [
 
 
 class MetricError(StrapError, ValueError):
-    """A metric did not give one finite number for each example."""
+    """A metric did not give one finite number for each example; the message names the example."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from .sites import Site
 __all__ = ["NodeKind", "node_names", "sites_of"]
 
 NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "modules"]
+"""The kinds of `sites_of`."""
 
 # The modules whose output is that of a feed-forward block, by the last part of their name. Of two
 # in one layer the earlier one of this list counts: T5 has its block within another one, and BERT
@@ -39,9 +40,10 @@ def sites_of(
     Args:
         model: the model.
         kind: "layers": what each layer returns. "attention", "mlp": what the attention or the
-            feed-forward block of each layer adds to the residual stream, see `Site`. "heads": the
-            result of each query head.
-            "modules": what each module with parameters returns, without the model itself.
+            feed-forward block of each layer adds to the residual stream, see `Site`; of BERT and
+            its kin the module `dense` that returns it. "heads": the result of each query head.
+            "modules": what each module with parameters returns, without the model itself. A module
+            that holds weights and does not run, as `shared` of T5, has no effect: leave it out.
         positions: a site for each of these positions, as ``range(9)`` or -1. None: one for all.
 
     Raises:

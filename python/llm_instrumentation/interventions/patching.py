@@ -64,7 +64,7 @@ def activation_patching(
         prompts: the pairs of inputs.
         metric: a number for each example.
         sites: what is patched, one at a time: as of `sites_of`. A mask as `positions` has a row for
-            each example.
+            each example. Sites have no `sequences` and no `steps`.
         direction: "denoising": the model runs on the corrupted inputs, and the site gets its value
             of the clean ones. "noising": the reverse.
         values: a capture of the run that the values come from, by the same model: one step for each

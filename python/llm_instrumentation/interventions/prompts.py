@@ -26,7 +26,8 @@ class Prompts:
     """Pairs of inputs for a model, example by example: clean ones and corrupted ones.
 
     The tokens of a pair stand at the same places, so that a value of one run has a counterpart in
-    the other. So the two need equal lengths, and equal attention masks::
+    the other. So the two need equal lengths, and equal attention masks. Masks of 0 and 1, and of
+    numbers that are added to scores, with two to four dimensions, tell which tokens are padding::
 
         prompts = Prompts(clean_ids, corrupted_ids, labels={"correct": mary, "wrong": john})
         for batch in prompts.batches(8):

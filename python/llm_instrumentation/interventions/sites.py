@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Indices", "Mask", "Side", "Site", "Where"]
 
 Side: TypeAlias = Literal["output", "input", "added"]
+"""The tensor of a module: its output, its input, or its part of the residual stream; see `Site`."""
 Indices: TypeAlias = "int | slice | Iterable[int] | None"
 """One index, a slice, several indices, or None for all. Their order does not matter."""
 Mask: TypeAlias = "Tensor | Sequence[Sequence[bool]]"
@@ -46,21 +47,27 @@ class Site:
             several. "h.0!input" is the same as "h.0" with ``side="input"``. With `head`, the name
             of an attention module.
         side: "output": what the module returns. "input": what it is called with: its first
-            argument, or the one that the name says. "added": what it adds to the residual stream
-            of its layer, wherever the sum is made: in the layer, or in the module. So without it
-            the stream stays as it was before the block. It is what stands in the sum: behind a norm
-            or a factor that follows the block (Gemma 2, Granite), and before the norm of the sum
-            (BERT). It is found as the layer runs.
+            argument, or the one that the name says. "added": what it adds to the residual stream of
+            its layer, wherever the sum is made: in the layer, or in the module. So without it the
+            stream stays as it was before the block. It is what stands in the sum: behind a norm or
+            a factor that follows the block (Gemma 2, Granite), and before the norm of the sum
+            (BERT). It is found as the layer runs: the first addition of which one summand is
+            computed by the block or from what it returns, and the other one comes from the stream
+            that the layer is given. A model in which this cannot be told, or a block that adds to
+            the stream more than once, raises `UnsupportedError` there. A capture has the value if a
+            module returns it as it is.
         head: a query head, from 0. The site is the head's result, before the output projection.
         head_input: with `head`: its "q", "k" or "v", as the projection returns it, before norms
             and rotary embeddings. Heads that share a key and value head share the site.
         positions: tokens of the call, a mask [batch, tokens], or None for all. They count columns
             of the batch, padding too; negative ones count from the end. With padding on the left,
-            -1 is the last token of each text. With padding on the right use a mask.
+            -1 is the last token of each text. With padding on the right use a mask. Positions need
+            a tensor [batch, tokens, ...] or [batch * tokens, ...].
         sequences: rows of the batch; negative ones count from the end.
         calls: calls of the module within one forward call of the model, from 0.
         steps: forward calls of the model, from 0 at the begin of the block. In a generation with a
-            cache, 0 is the prompt, and each further step is one token.
+            cache, 0 is the prompt, and each further step is one token. Captures count steps
+            likewise.
 
     Raises:
         InvalidArgumentError: a value is not as described.

@@ -62,7 +62,7 @@ def wait_beside_graphs() -> None:
 
 
 class CUDAMemoryManager:
-    """Transfers CUDA tensors to pinned host memory, on its own CUDA streams.
+    """Transfers CUDA tensors to pinned host memory, on its own CUDA streams. Captures use it.
 
     ::
 

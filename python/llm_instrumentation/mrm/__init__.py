@@ -1,6 +1,12 @@
 """Memory traces of LLM inference: collect, parse, label, analyse, report.
 
 The command is ``mrm-trace``. docs/MEMORY_TRACES.md explains how to use it.
+
+The package exports the most used names of its parts; all other names are in the parts. Modules
+inside the parts have the names that mrm-trace 0.1.6 uses, so its imports work with the new package
+name, for example ``llm_instrumentation.mrm.analyser.iai``. So there are
+``llm_instrumentation.mrm.cli`` with `app` and `main`, and ``llm_instrumentation.mrm.utils`` with
+`ids`, `files` and `logging`, too.
 """
 
 from __future__ import annotations

@@ -27,9 +27,13 @@ __all__ = [
 ]
 
 PAGE_BYTES = 4096
+"""Bytes of a page."""
 VERSION_KEY = b"mrm_trace_schema_version"
+"""The key of the schema's version in the metadata of a file."""
 VERSION = "1.0"
+"""The version of the schema."""
 KIND_KEY = b"mrm_trace_kind"
+"""The key of a trace's kind in the metadata of a file."""
 
 
 class RegionType(str, Enum):
@@ -112,6 +116,7 @@ def arrow_schema(kind: Kind | str = Kind.ACCESSES) -> pa.Schema:
 
 
 ARROW_SCHEMA = arrow_schema()
+"""The schema of a trace of accesses."""
 
 #: The names of all columns: in the documented order, then ``length_bytes``.
 ALL_COLUMNS: tuple[str, ...] = tuple(ARROW_SCHEMA.names)

@@ -12,7 +12,8 @@
 - A capture with ``config.with_probes(...)`` writes snapshots beside its stream. :func:`timeline`
   joins them with the capture's own counters, and :func:`plot_timeline` draws the result.
 
-docs/PROBES.md describes the fields of the snapshots.
+docs/PROBES.md describes the fields of the snapshots. Import the names from this package, not from
+its modules.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class KernelProbe:
         return self
 
     def snapshot(self) -> dict[str, Any]:
-        """What the probe counted since the last snapshot, or since the start.
+        """Returns the counts since the last snapshot, or since the start.
 
         Returns:
             ``timestamp`` (seconds since 1970), ``iso_timestamp``, ``interval_s``, ``monotonic_ns``

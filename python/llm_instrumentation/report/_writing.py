@@ -48,7 +48,7 @@ class Report:
         path: the file.
         bytes: its length.
         layers, tensors: of the capture.
-        packets: how many were read, for statistics and histograms of the layers.
+        packets: number of tensors that were read for statistics and histograms of the layers.
     """
 
     path: str
@@ -92,7 +92,7 @@ def write_report(
         stream: the stream of a capture. Its index, what the model was given, the token file and
             the files of its probes are expected beside it.
         out: the file; None: ``STREAM.report.html``. An earlier report there is replaced.
-        packets: how many packets to read for the statistics and histograms of the layers, and how
+        packets: how many tensors to read for the statistics and histograms of the layers, and how
             many pairs to compare; but at least one of each layer, and one step.
         step: the step whose first text is shown; None: the last one.
         tokenizer: its ``decode`` gives the texts of tokens; None: they are shown as ids.
@@ -145,7 +145,7 @@ def render_report(
     circuit: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> str:
-    """The page of `write_report` as a text. Arguments and errors are the same."""
+    """Returns the page of `write_report` as a text. Arguments and errors are the same."""
     wanted = _Wanted(
         packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
     )

@@ -13,10 +13,10 @@ __all__ = [
 
 
 class StorageError(StrapIOError):
-    """The store did not do what it was asked for, within the time and the retries it has.
+    """The store did not answer within the time and the retries it has, or sent wrong bytes.
 
     Attributes:
-        refused: asking again is of no use.
+        refused: whether the store refused, so that asking again is of no use.
     """
 
     refused = False

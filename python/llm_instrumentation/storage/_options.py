@@ -31,7 +31,7 @@ def _cache_bytes() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOptions:
-    """How stores are reached, and where copies of ranges are kept.
+    """The connections to stores, and the place of copies of ranges.
 
     Attributes:
         cache_folder: a reader keeps its copy in a folder of its own in here, and removes it when it

@@ -130,7 +130,7 @@ class RemoteRun:
         return run
 
     def shard(self, name: str) -> str:
-        """The URL of a shard."""
+        """The URL of a stream of the run."""
         return self._location.inside(name).url
 
     def _fetch(self, name: str) -> bool:

@@ -34,6 +34,9 @@ def upload(
     `NAME.upload.json` beside each stream, goes last. Of a run folder the streams that its rank
     files list as complete are sent, then the rank files, then `manifest.json`.
 
+    It takes `memory_bytes`, and about as much again. Messages name the URL, and have no
+    credentials.
+
     Args:
         path: a stream, or a run folder.
         url: the folder to upload to: "s3://bucket/prefix/".
@@ -81,7 +84,7 @@ class Uploader:
         options: how the store is reached; None: by the environment.
 
     Attributes:
-        error: why the last look failed; None: it did not.
+        error: the error of the last look at the folder, or None.
 
     Raises:
         InvalidArgumentError: (a ValueError) a number is not above 0, or the URL is none.
@@ -112,7 +115,7 @@ class Uploader:
 
     @property
     def report(self) -> UploadReport:
-        """What was sent until now."""
+        """The files that were sent until now."""
         return self._sending.report
 
     def close(self, timeout_s: float | None = None) -> UploadReport:

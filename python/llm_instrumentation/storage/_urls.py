@@ -62,12 +62,13 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def names_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path or URL has a name as streams and archives have it."""
+    """Whether a path or URL ends in ``.stream`` or ``.archive``."""
     return os.fspath(path).endswith((".stream", ".archive"))
 
 
 def check_local(path: str | os.PathLike[str], way_out: str) -> None:
-    """
+    """Refuses a URL.
+
     Raises:
         InvalidArgumentError: the path is a URL; `way_out` says what to do.
     """

@@ -71,7 +71,11 @@ def write_timeline(
 ) -> Timeline:
     """Writes a Perfetto trace of a capture, for https://ui.perfetto.dev.
 
-    The file appears when it is complete. docs/howto/timeline.md describes its tracks.
+    The file appears when it is complete. docs/howto/timeline.md describes its tracks. A warning
+    says that the time of the day was set during the capture.
+
+    It takes the memory of an `ActivationReader`, about 180 bytes for each packet, and about 200
+    bytes for each event of the profiler's file.
 
     Args:
         stream: the stream of a capture. Its index, its token file and the files of its probes are

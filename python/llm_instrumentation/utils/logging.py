@@ -14,3 +14,4 @@ import logging
 __all__ = ["logger"]
 
 logger = logging.getLogger("llm_instrumentation")
+"""The parent of all loggers of the package."""

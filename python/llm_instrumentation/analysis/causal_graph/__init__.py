@@ -116,12 +116,12 @@ class CausalGraph:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Where paths begin: the nodes ``input``, or else those that edges only lead from."""
+        """The nodes where paths begin: ``input``, or else all that no edge leads to."""
         return self._ends("input", "source", "target")
 
     @property
     def outputs(self) -> tuple[Node, ...]:
-        """Where paths end: the nodes ``logits``, or else those that edges only lead to."""
+        """The nodes where paths end: ``logits``, or else all that no edge leads from."""
         return self._ends("logits", "target", "source")
 
     def _ends(self, kind: NodeKind, end: str, other: str) -> tuple[Node, ...]:
@@ -318,7 +318,7 @@ class CausalGraph:
         """Draws the graph from the input at the bottom to the logits at the top.
 
         The width of an edge tells its absolute effect. Positive ones are blue, negative ones orange
-        and dashed, others grey. An edge enters a head at q, k or v.
+        and dashed, others grey. An edge enters a head at q, k or v. At most 300 edges are drawn.
 
         Args:
             ax: the axes to draw to; None makes a figure.

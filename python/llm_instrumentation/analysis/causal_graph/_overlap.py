@@ -21,7 +21,7 @@ __all__ = ["GraphOverlap", "edge_auroc", "overlap"]
 
 @dataclasses.dataclass(frozen=True)
 class GraphOverlap:
-    """What two graphs have in common.
+    """The common edges and nodes of two graphs.
 
     Attributes:
         both: the ids of the edges that both graphs have, in the order of the first one.
@@ -56,7 +56,7 @@ def _jaccard(a: Collection[object], b: Collection[object]) -> float:
 
 
 def edge_auroc(scores: CausalGraph, truth: CausalGraph) -> float:
-    """How well absolute effects tell the edges of a known circuit from all others.
+    """Scores how well absolute effects tell the edges of a known circuit from all others.
 
     It is the area under the ROC curve: the probability that an edge of the circuit has a larger
     absolute effect than an edge outside of it. Equal effects count half.

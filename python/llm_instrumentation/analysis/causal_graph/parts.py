@@ -26,7 +26,9 @@ __all__ = [
 ]
 
 NodeKind = Literal["input", "head", "mlp", "logits", "module"]
+"""The kind of a node, as its id says it."""
 EdgeInput = Literal["q", "k", "v"]
+"""The input of a head that an edge enters: the query, the key or the value."""
 #: The inputs of a head, in their order.
 INPUTS: tuple[EdgeInput, ...] = get_args(EdgeInput)
 
@@ -39,7 +41,7 @@ _LAYER = re.compile(r"(?:^|\.)([0-9]{1,9})(?=[.\[]|$)")
 
 
 class EdgeKey(NamedTuple):
-    """What tells an edge from all others of its graph."""
+    """The key of an edge in its graph."""
 
     source: str
     target: str
@@ -108,7 +110,7 @@ class Node:
 
     @property
     def kind(self) -> NodeKind:
-        """What the id says it is; "module" for all names that are none of the four others."""
+        """The kind that the id says; "module" for every other name."""
         return _parsed(self.id).kind
 
     @property
@@ -129,7 +131,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """What one node of a causal graph passes on to another.
+    """An edge of a causal graph: one node passes values on to another.
 
     Attributes:
         source, target: the ids of the nodes.

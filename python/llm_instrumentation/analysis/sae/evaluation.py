@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class SAEEvaluation:
-    """How well an autoencoder reconstructs the vectors of a layer.
+    """The quality of an autoencoder's reconstruction of the vectors of a layer.
 
     Attributes:
         layer: the layer.
@@ -53,7 +53,7 @@ class SAEEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropyScore:
-    """What a reconstruction costs the model, in nats for each predicted token.
+    """The cost of a reconstruction for the model, in nats for each predicted token.
 
     Attributes:
         score: (ablated - spliced) / (ablated - original): 1 if nothing is lost, 0 if the
@@ -154,6 +154,7 @@ def reconstruction(sae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that replaces vectors by their reconstruction, for `spliced`.
 
     It takes a tensor [..., width] or per head [..., heads, width] on any device.
+    `llm_instrumentation.interventions.apply` takes the function too, for some positions or steps.
     """
 
     def replace(values: torch.Tensor) -> torch.Tensor:
@@ -217,7 +218,7 @@ def cross_entropy_score(
     sae: Any,
     module: str,
 ) -> CrossEntropyScore:
-    """What the model loses if an autoencoder's reconstruction replaces a module's output.
+    """Measures the loss of a model if a reconstruction replaces a module's output.
 
     Each batch goes through the model three times: as it is, with the reconstruction, and with
     zeros. All positions are replaced. The model is in evaluation mode meanwhile. Its hooks and its

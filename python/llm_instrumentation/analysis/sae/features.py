@@ -48,6 +48,8 @@ _TOKENS = 1 << 22  # of contexts, that are in memory together
 class FeatureContext:
     """Tokens of a text around one on which a feature is active.
 
+    `str` of it is a line with that token as ``«this»``.
+
     Attributes:
         row: the place of that token in the rows of the data set, in the order of capture.
         value: the feature's activation there.
@@ -180,7 +182,8 @@ class SAEFeatures:
 
     The arrays have the statistics of all features. ``found[7]`` is the `Feature` with the number 7,
     and iterating gives all of them, in the order of `features`. Both read the tokens around the top
-    activations from the captures, so the data set must be open.
+    activations from the captures, so the data set must be open. Iterating reads the rows once more
+    for every 2^22 tokens of contexts.
 
     Attributes:
         layer: the layer.
@@ -390,12 +393,13 @@ def describe_features(
     device: str = "cpu",
     progress: bool | None = None,
 ) -> SAEFeatures:
-    """How often the features of an autoencoder fire, on which tokens, and which they promote.
+    """Finds how often features fire, on which tokens, and which tokens they promote.
 
     All rows of the data set are encoded, in the order of capture, whatever its `shuffle` is. A
-    feature fires on a row where it is above 0. A text is cut into windows of `context` tokens from
-    its first row on, and at most one of a feature's top activations is in a window. Of equal
-    activations the earlier row counts.
+    feature fires on a row where it is above 0. Negative activations, which abstopk has, do not
+    count. A text is cut into windows of `context` tokens from its first row on, and at most one of
+    a feature's top activations is in a window. Of equal activations the earlier row counts. The
+    activations of a context are those of the first pass, bit for bit.
 
     In memory are the activations of a batch of the data set, 24 bytes for each row (at the
     beginning 66), and 540 + 12 * `top` bytes for each feature. While features are iterated, 2^22
@@ -414,7 +418,9 @@ def describe_features(
         unembedding: the matrix [vocabulary, width] for `promoted` and `suppressed`, or a model of
             transformers, whose output embeddings are taken; None: leave them out. An effect is the
             product of a row of the decoder and a row of this matrix, in float32. It leaves out what
-            the model does in between, the last norm too, and scales and soft caps of the logits.
+            the model does in between, the last norm too, and scales and soft caps of the logits,
+            which keep the order of the tokens. ``model.lm_head.weight * model.model.norm.weight``
+            has the scale of the norm.
         logits: tokens of each kind.
         max_rows: read no more rows; None: all.
         device: where an autoencoder from a folder runs.
@@ -423,7 +429,7 @@ def describe_features(
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; there is no such layer
             or feature; the data set or the unembedding has another width; or the model multiplies
-            with other matrices too behind its last block.
+            with other matrices too behind its last block, as BERT or a small OPT does.
         UnsupportedError: (a TypeError) it is not known what the model does there.
         NotFoundError: the folder has no finished training.
         CorruptError: (a ValueError) bytes of a capture differ from the written ones.

@@ -33,7 +33,7 @@ _UINT16 = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class LatentsReport:
-    """What an export to Delphi has.
+    """The contents of an export to Delphi.
 
     Attributes:
         path: the folder of the layer.

@@ -44,7 +44,7 @@ def export(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option("--columns", help="As token_id,step (see docs/API.md for the default)."),
+        typer.Option("--columns", help="As token_id,step (see docs/howto/exporting.md)."),
     ] = None,
     steps: Steps = None,
     padding: Annotated[bool, typer.Option("--padding", help="Export rows of padding too.")] = False,

@@ -61,7 +61,7 @@ def told(error: OSError) -> str:
 
 @dataclass
 class CollectorMeta:
-    """What a collector did; metadata.json has the same fields.
+    """The results of a collector; metadata.json has the same fields.
 
     ``dropped_samples`` counts events that were seen but lost; None: the collector cannot know.
     ``coverage_estimate`` is the part of all events that the trace holds, from 0 to 1; None: the
@@ -112,6 +112,7 @@ class BaseCollector(ABC):
         """Why the collector cannot run here, and what to do instead; None: it can run."""
 
     def is_available(self) -> bool:
+        """Whether the collector can run here."""
         return self.unavailable_reason() is None
 
     @abstractmethod

@@ -36,6 +36,8 @@ class UnknownPolicy(str, Enum):
 
 
 class MetricName(str, Enum):
+    """The metrics that a config may ask for."""
+
     RETENTION_DURATION = "retention_duration"
     WRITE_ONCE_RATIO = "write_once_ratio"
     READ_FREQUENCY = "read_frequency"

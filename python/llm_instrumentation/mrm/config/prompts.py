@@ -17,6 +17,8 @@ __all__ = ["BUILTIN", "Prompt", "load_prompts"]
 
 @dataclass(frozen=True)
 class Prompt:
+    """A prompt and its category."""
+
     text: str
     category: str = ""
 

@@ -31,12 +31,15 @@ class ValidationResult:
 
     @property
     def is_valid(self) -> bool:
+        """Whether there are no errors."""
         return not self.errors
 
     def error(self, message: str) -> None:
+        """Adds an error."""
         self.errors.append(message)
 
     def warning(self, message: str) -> None:
+        """Adds a warning."""
         self.warnings.append(message)
 
 

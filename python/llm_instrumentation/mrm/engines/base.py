@@ -32,6 +32,8 @@ class EngineError(RuntimeError):
 
 
 class PhaseEvent(str, Enum):
+    """The kinds of events in a run that engines report."""
+
     MODEL_LOAD_START = "model_load_start"
     MODEL_LOAD_END = "model_load_end"
     GENERATION_START = "generation_start"
@@ -82,6 +84,8 @@ class GenerationResult:
 
 @dataclass
 class EngineRuntimeMetadata:
+    """An engine's report about itself and its model."""
+
     engine_name: str
     engine_version: str | None
     model_id: str
@@ -186,6 +190,7 @@ class BaseEngine(ABC):
         self._callbacks.append(callback)
 
     def emit_phase(self, event: PhaseEvent, metadata: dict[str, Any] | None = None) -> PhaseRecord:
+        """Notes an event with its time, and calls the registered callbacks."""
         mono = time.monotonic_ns()
         record = PhaseRecord(
             event=event,

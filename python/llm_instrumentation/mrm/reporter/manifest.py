@@ -38,6 +38,7 @@ MANIFEST = "manifest.json"
 INCOMPLETE = "INCOMPLETE"
 REPORT = "report.html"
 MANIFEST_SCHEMA_VERSION = CURRENT_VERSIONS["manifest"]
+"""The version of a manifest."""
 
 _SCHEMAS = {
     "trace.parquet": "trace",

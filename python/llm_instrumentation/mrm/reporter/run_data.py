@@ -61,6 +61,7 @@ class RunData:
 
     @property
     def contaminated(self) -> bool:
+        """Whether the run's class is contaminated."""
         return self.validity == RunValidity.CONTAMINATED.value
 
     @property
@@ -85,6 +86,7 @@ class RunData:
 
     @property
     def rows(self) -> int:
+        """The number of rows of the trace."""
         extent = self.tables.get("extent")
         return 0 if extent is None else int(extent["n_rows"].sum())
 
