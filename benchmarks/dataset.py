@@ -122,7 +122,7 @@ def read(path: Path, way: str, pool: int) -> dict[str, float]:
                 began, total = time.perf_counter(), 0
                 for first in range(0, len(rows), 4):
                     some = rows[first : first + 4]
-                    reader._snapshot.native.read_many(some, room.ctypes.data, len(room), ends)
+                    reader._snapshot.packets.read_many(some, room.ctypes.data, len(room), ends)
                     total += int(sizes[: len(some)].sum())
         return {"seconds": time.perf_counter() - began, "bytes": total}
     from llm_instrumentation.analysis.dataset import ActivationDataset

@@ -11,7 +11,8 @@ from llm_instrumentation import capture_activations
 from llm_instrumentation._native import Reader
 from llm_instrumentation.analysis.activation import Activation
 from llm_instrumentation.analysis.reading.follow import windows
-from llm_instrumentation.analysis.reading.joined import JoinedReader, Stream
+from llm_instrumentation.analysis.reading.joined import JoinedReader
+from llm_instrumentation.analysis.reading.run_folder import Stream
 from llm_instrumentation.analysis.reading.snapshot import Snapshot
 from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from torch import nn
@@ -77,7 +78,7 @@ def test_rows_of_all_streams_have_their_values_and_rank(paths):
     assert one.tolist() == [21, 1]
     joined.prefetch(rows)
     joined.prefetch(rows[:0])
-    assert joined.packet(2).step == 0
+    assert joined.decoded_bytes(2) == 8
     with pytest.raises(NotFoundError, match="no row 5"):
         joined.decoded_bytes(5)
     with pytest.raises(InvalidArgumentError, match="from row 0 to 5"):

@@ -989,7 +989,6 @@ def test_every_call_of_a_reader_that_another_thread_closed_says_so(run):
     numbers, ends = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
     for call in (
         reader.follow,
-        lambda: reader.packet(0),
         lambda: reader.decoded_bytes(0),
         lambda: reader.read_into(0, ends.ctypes.data, 8),
         lambda: reader.read_many(numbers, ends.ctypes.data, 8, ends),

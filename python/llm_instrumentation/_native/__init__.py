@@ -7,7 +7,7 @@ from .hooks import ForwardHooks, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .operators import BLOCK_ROWS, NativeForm, Operators
 from .payload import decode, encode
-from .reader import Packet, Reader, ReaderInfo, capture_id_of
+from .reader import Reader, ReaderInfo, capture_id_of
 from .rows import exchange_rows
 from .session import Conversion, Layout, Session, SessionStats
 
@@ -20,7 +20,6 @@ __all__ = [
     "Layout",
     "NativeForm",
     "Operators",
-    "Packet",
     "Reader",
     "ReaderInfo",
     "Session",

@@ -22,14 +22,13 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._extras import extra
-from .._native import Reader, ReaderInfo, capture_id_of
+from .._native import ReaderInfo, capture_id_of
 from .._pages import units
 from .._warn import warn
 from ..core.files.run_folder import is_run_folder
@@ -41,7 +40,7 @@ from ..errors import (
     StrapTimeoutError,
 )
 from ..progress.bars import Progress
-from ..storage import RemoteReader, RemoteRun, StorageOptions, open_reader, open_run, url_of
+from ..storage import RemoteRun, StorageOptions, open_reader, open_run, url_of
 from .activation import Activation
 from .reading.ahead import Ahead
 from .reading.calls import Calls, CallsOf
@@ -57,6 +56,7 @@ from .reading.elements import (
 )
 from .reading.follow import windows
 from .reading.joined import JoinedReader
+from .reading.packet_reader import PacketReader
 from .reading.parts import joined
 from .reading.remote_run import RemoteRunStreams
 from .reading.run_folder import RunStreams
@@ -126,6 +126,8 @@ class ActivationReader:
         StrapError: the stream cannot be read for another reason.
     """
 
+    _streams: RunStreams | None = None  # of a run folder
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -146,21 +148,17 @@ class ActivationReader:
         self._calls: Calls | None = None
         # All snapshots in use, including those of `follow` and those that `refresh` has replaced.
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
-        native = self._open(ignore_index)
-        if native.info.live and native.info.scanned and not ignore_index:
-            # Packets that the index does not list yet appear when it does, with shape and type.
-            native = native.follow() or native
+        packets = self._open(ignore_index)
         try:
-            self._show(Snapshot(self.path, native))
+            self._show(Snapshot(self.path, packets))
             for pattern in self._dtypes:
                 self._fitting(pattern)
         except BaseException:
-            native.close()
+            packets.close()
             raise
         self._tell(self._snapshot, stacklevel=3)
 
-    def _open(self, ignore_index: bool) -> Reader | JoinedReader:
-        self._streams: RunStreams | None = None
+    def _open(self, ignore_index: bool) -> PacketReader:
         run = open_run(self.path, self._storage)
         if isinstance(run, RemoteRun):
             self._streams = RemoteRunStreams(run, ignore_index=ignore_index, options=self._storage)
@@ -172,28 +170,14 @@ class ActivationReader:
         return JoinedReader(self.path, self._streams)
 
     @property
-    def _remote(self) -> list[RemoteReader]:
-        """The streams that are in a store."""
-        native = self._snapshot.native
-        natives = native.natives if isinstance(native, JoinedReader) else [native]
-        return [one for one in natives if isinstance(one, RemoteReader)]
-
-    @property
     def _file(self) -> str:
         """The stream on this machine: of a URL the copy, which has the small files beside it."""
-        return os.fspath(self._snapshot.native.path)
-
-    @property
-    def _written(self) -> datetime:
-        """When the stream was last written, in UTC."""
-        if remote := self._remote:
-            return max(native.written for native in remote)
-        return datetime.fromtimestamp(os.stat(self._file).st_mtime, timezone.utc)
+        return self._snapshot.packets.path
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes that were received from the store of a URL until now; 0 for a path."""
-        return sum(native.fetched_bytes for native in self._remote)
+        return self._snapshot.packets.fetched_bytes
 
     def _show(self, snapshot: Snapshot) -> None:
         """Makes a snapshot the reader's present one."""
@@ -201,7 +185,7 @@ class ActivationReader:
         self._snapshot = snapshot
         self._calls = None
         self._catalogue = snapshot.catalogue
-        self.info: ReaderInfo = snapshot.native.info
+        self.info: ReaderInfo = snapshot.packets.info
         self.layers: tuple[str, ...] = self._catalogue.layers()
         # Sorted columns of the view of all activations and of each layer's view, kept for reuse.
         self._orders: dict[str | None, _Orders] = {}
@@ -219,7 +203,7 @@ class ActivationReader:
             self._snapshots.add(snapshot)
 
     def _tell(self, snapshot: Snapshot, stacklevel: int) -> None:
-        if self._warn and (problem := snapshot.native.info.problem):
+        if self._warn and (problem := snapshot.packets.info.problem):
             warnings.warn(f"{self.path}: {problem}", RuntimeWarning, stacklevel)
         if self._warn and (names := snapshot.catalogue.untyped()):
             message = f"{self.path}: {_unknown_types(names)}"
@@ -440,11 +424,9 @@ class ActivationReader:
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
-            if isinstance(native := self._snapshot.native, RemoteReader):
-                native.fetch_calls()
-            streams = [CallsOf(self._file, self.capture_id)]
-            if self._streams is not None:
-                streams = self._streams.calls()
+            self._snapshot.packets.fetch_calls()
+            stream = CallsOf(self._file, self.capture_id)
+            streams = [stream] if self._streams is None else self._streams.calls()
             self._calls = Calls(self.path, streams)
         return self._calls
 
@@ -574,7 +556,7 @@ class ActivationReader:
                     for activation in ActivationView(snapshot, rows).select(**wanted):
                         yield activation
                         last = time.monotonic()
-                    if snapshot is not begun and not snapshot.native.info.live:
+                    if snapshot is not begun and not snapshot.packets.info.live:
                         self._tell(snapshot, stacklevel=3)
                     continue
                 if timeout_s is not None and time.monotonic() - last > timeout_s:
@@ -665,7 +647,7 @@ class ActivationView(Sequence["Activation"]):
         return Activation(self._snapshot, int(self._rows[place]))
 
     def __iter__(self) -> Iterator[Activation]:
-        ahead = Ahead(self._snapshot.native, self._snapshot.catalogue, self._rows)
+        ahead = Ahead(self._snapshot.packets, self._snapshot.catalogue, self._rows)
         for first in range(0, len(self), _ITERATED):
             for place, row in enumerate(self._rows[first : first + _ITERATED].tolist(), first):
                 yield Activation(self._snapshot, row, ahead, place)

@@ -25,7 +25,6 @@ class _OpenedAhead(ActivationReader):
         super().__init__(opening.path, warn=warn, dtypes=dtypes)
 
     def _open(self, ignore_index: bool) -> Reader:
-        self._streams = None
         return self._opening.reader()
 
 

@@ -116,7 +116,7 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
             ("squared error / squared values", f"{error:.2g}" if math.isfinite(error) else None),
             ("from first tensor to last", units.seconds(found.seconds) if found.seconds else None),
             ("captured", f"{units.size(rate)} a second" if found.ratio and rate > 0 else None),
-            ("last written", f"{reader._written:%Y-%m-%d %H:%M:%S} UTC"),
+            ("last written", f"{reader._snapshot.packets.written:%Y-%m-%d %H:%M:%S} UTC"),
             ("checkpoint", found.checkpoint),
             ("capture id", found.capture_id),
         ]

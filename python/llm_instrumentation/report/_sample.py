@@ -133,7 +133,7 @@ def _values(activation: Activation, most: int) -> Floats:
         snapshot.read_elements(ranges, dtype, stored.ctypes.data, stored.nbytes)
         return _real(from_storage(stored, dtype))
     # The packets of split tensors, twins, and packets that no index describes, are read whole.
-    size = sum(map(snapshot.native.decoded_bytes, catalogue.packet_rows(row)))
+    size = sum(map(snapshot.packets.decoded_bytes, catalogue.packet_rows(row)))
     if size > _MOST_BYTES:
         raise StrapError(
             f"{activation.name!r} has {units.size(size)}, which is not read for a page"

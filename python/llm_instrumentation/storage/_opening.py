@@ -19,6 +19,8 @@ def open_reader(
 ) -> Reader:
     """Opens a stream by its path or URL; close the reader.
 
+    Of a running capture it has the packets that the index lists: these have a shape and a type.
+
     Args:
         path: a path, or a URL of s3, gs, az or file.
         ignore_index: find the packets by scanning the stream, without its index.
@@ -28,11 +30,14 @@ def open_reader(
         NotFoundError: there is no such file, object or bucket.
         StrapError: the stream cannot be read; as `Reader` and `RemoteReader`.
     """
-    if url_of(path) is None:
-        return Reader(path, ignore_index=ignore_index)
-    location = location_of(path)
-    if location.store == "file:///":  # needs no copy
-        return Reader(local_path(location), ignore_index=ignore_index)
-    from ._reader import RemoteReader
+    if url_of(path) is not None:
+        location = location_of(path)
+        if location.store != "file:///":
+            from ._reader import RemoteReader
 
-    return RemoteReader(path, ignore_index=ignore_index, options=options)
+            return RemoteReader(path, ignore_index=ignore_index, options=options)
+        path = local_path(location)
+    reader = Reader(path, ignore_index=ignore_index)
+    if reader.info.live and reader.info.scanned and not ignore_index:
+        return reader.follow() or reader
+    return reader

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .._arrow_stream import messages_of
 from .._atomic import typed_errors
-from .._native import DTYPE_SIZES, Packet, Reader
+from .._native import DTYPE_SIZES, Reader
 from ..core.files.calls_file import calls_path_for
 from ..core.token_files import token_file_paths
 from ..errors import CorruptError, NotFoundError, StrapError
@@ -74,7 +74,6 @@ class RemoteReader(Reader):
         ignore_index: bool = False,
         options: StorageOptions | None = None,
     ) -> None:
-        self._handle = 0
         options = StorageOptions() if options is None else options
         self._location = location_of(url)
         self.url = self._location.url
@@ -145,10 +144,6 @@ class RemoteReader(Reader):
 
     # ---- what the library reads ----
 
-    def packet(self, row: int) -> Packet:
-        with self._reading(np.array([row])):
-            return super().packet(row)
-
     def decoded_bytes(self, row: int) -> int:
         with self._reading(np.array([row])):
             return super().decoded_bytes(row)
@@ -214,15 +209,13 @@ class RemoteReader(Reader):
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
         """A block whose errors name the URL in place of the copy."""
-        local = str(getattr(self, "path", ""))
         try:
             yield
         except StrapError as error:
-            if local:
-                error.args = tuple(
-                    one.replace(local, self.url) if isinstance(one, str) else one
-                    for one in error.args
-                )
+            error.args = tuple(
+                one.replace(self.path, self.url) if isinstance(one, str) else one
+                for one in error.args
+            )
             raise
 
     # ---- opening ----

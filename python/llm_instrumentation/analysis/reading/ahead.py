@@ -11,9 +11,8 @@ import numpy.typing as npt
 from ...errors import StrapError
 
 if TYPE_CHECKING:
-    from ..._native import Reader
     from .catalogue import Catalogue
-    from .joined import JoinedReader
+    from .packet_reader import PacketReader
 
 __all__ = ["Ahead", "Decoded"]
 
@@ -50,10 +49,10 @@ class Ahead:
     caller skips activations, they are decoded one by one.
     """
 
-    __slots__ = ("_catalogue", "_chunk", "_lock", "_native", "_next", "_rows", "_want")
+    __slots__ = ("_catalogue", "_chunk", "_lock", "_next", "_packets", "_rows", "_want")
 
-    def __init__(self, native: Reader | JoinedReader, catalogue: Catalogue, rows: Rows) -> None:
-        self._native = native
+    def __init__(self, packets: PacketReader, catalogue: Catalogue, rows: Rows) -> None:
+        self._packets = packets
         self._catalogue = catalogue
         self._rows = rows
         self._lock = threading.Lock()
@@ -87,7 +86,7 @@ class Ahead:
         rows = some[np.logical_and.accumulate(self._catalogue.plain[some])].astype(np.uint64)
         data, ends = np.empty(_CHUNK_BYTES, np.uint8), np.empty(len(rows), np.uint64)
         try:
-            done = self._native.read_many(
+            done = self._packets.read_many(
                 rows, data.ctypes.data, len(data), ends, alignment=_ALIGNMENT
             )
         except StrapError:  # decoding the activation alone raises the error again

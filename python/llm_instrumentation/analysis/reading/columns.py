@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..._native import Reader
-
 if TYPE_CHECKING:
-    from .joined import JoinedReader
+    from .packet_reader import PacketReader
 
 __all__ = ["Columns", "Ints", "Shapes", "Texts", "distinct", "plain"]
 
@@ -33,13 +31,13 @@ class Columns:
     of integers takes 1 to 8 bytes a row, and a column of texts 1 to 4.
     """
 
-    def __init__(self, native: Reader | JoinedReader) -> None:
-        self._native = native
+    def __init__(self, packets: PacketReader) -> None:
+        self._packets = packets
         self._lock = threading.RLock()
         self._rest: pa.RecordBatchReader | None = None  # the index after the reader was closed
         self._table: pa.Table | None = None
         self._known: dict[str, Any] = {}
-        self.rows: int = native.info.rows
+        self.rows: int = packets.info.rows
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """A column of numbers; an integer that is null reads as -1, a float as NaN."""
@@ -60,7 +58,7 @@ class Columns:
         """The whole index."""
         with self._lock:
             if self._table is None:
-                stream = self._native.index() if self._rest is None else self._rest
+                stream = self._packets.index() if self._rest is None else self._rest
                 self._table = stream.read_all()
             return self._table
 
@@ -68,7 +66,7 @@ class Columns:
         """Keeps the index available after its reader is closed."""
         with self._lock:
             if self._table is None and self._rest is None:
-                self._rest = self._native.index()
+                self._rest = self._packets.index()
 
     def load(self, *names: str) -> None:
         """Reads columns together, which takes less time than one by one."""
@@ -77,7 +75,7 @@ class Columns:
             if not names:
                 return
             if self._table is None and self._rest is None:
-                source = self._native.index(*names)
+                source = self._packets.index(*names)
             else:
                 source = self.table().select(names).to_reader()
             gatherers = [_gatherer(field, self.rows) for field in source.schema]

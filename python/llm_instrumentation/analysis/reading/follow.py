@@ -36,8 +36,8 @@ def windows(snapshot: Snapshot) -> Iterator[tuple[Snapshot | None, Rows]]:
     nothing = np.empty(0, np.int64)
     while True:
         catalogue, first = snapshot.catalogue, snapshot.first
-        rows, end = catalogue.activations, snapshot.native.info.rows
-        live = snapshot.native.info.live
+        rows, end = catalogue.activations, snapshot.packets.info.rows
+        live = snapshot.packets.info.live
         if live:
             parts, twins = _unsettled(snapshot)
             waiting = {first + row: waiting.get(first + row, 0) + 1 for row in twins}

@@ -1,56 +1,39 @@
-"""Several streams behind the interface of the library's reader of one stream."""
+"""The reader of a run folder: several streams as one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..._native import Packet, Reader, ReaderInfo
+from ..._native import ReaderInfo
 from ...errors import InvalidArgumentError, NotFoundError
+from .packet_reader import PacketReader
+from .run_folder import RunStreams, Stream
 
-__all__ = ["JoinedReader", "Stream", "StreamSource"]
+__all__ = ["JoinedReader"]
 
 _OF_ONE_STREAM = (b"capture_id", b"first_crc32c")  # metadata of an index
-
-
-class Stream(NamedTuple):
-    """An open stream and its rank. A packet that no index describes does not say its rank."""
-
-    native: Reader
-    rank: int
-
-
-class StreamSource(Protocol):
-    """Opens the streams to join."""
-
-    def opened(self) -> Sequence[Stream]:
-        """Opens the streams that it has not opened yet, in order."""
-
-    def problem(self, streams: Sequence[Stream], live: bool) -> str:
-        """The damage of the whole and of its streams; "": none."""
-
-    def close(self) -> None:
-        """Ends the work of the source; the streams are closed before."""
 
 
 class _Piece(NamedTuple):
     """The rows of a reader from one on; `stream` is the number of its stream."""
 
-    native: Reader
+    packets: PacketReader
     first: int
     stream: int
 
     @property
     def rows(self) -> int:
-        return self.native.info.rows - self.first
+        return self.packets.info.rows - self.first
 
 
 class JoinedReader:
-    """The rows of several streams, one stream after the other. It has the methods of `Reader`.
+    """The rows of several streams, one stream after the other.
 
     It keeps no number for a row: the place of each stream's first row is enough.
 
@@ -66,15 +49,15 @@ class JoinedReader:
         StrapError: a stream cannot be opened.
     """
 
-    def __init__(self, path: str, source: StreamSource) -> None:
+    def __init__(self, path: str, source: RunStreams) -> None:
         streams = list(source.opened())
-        pieces = [_Piece(stream.native, 0, n) for n, stream in enumerate(streams)]
+        pieces = [_Piece(stream.packets, 0, n) for n, stream in enumerate(streams)]
         self._set(path, source, streams, pieces, whole=True)
 
     def _set(
         self,
         path: str,
-        source: StreamSource,
+        source: RunStreams,
         streams: list[Stream],
         pieces: list[_Piece],
         *,
@@ -86,7 +69,7 @@ class JoinedReader:
         self._pieces = pieces
         self._whole = whole  # row 0 is the first one of the capture
         self._starts = np.cumsum([0, *(piece.rows for piece in pieces)]).astype(np.uint64)
-        infos = [stream.native.info for stream in streams]
+        infos = [stream.packets.info for stream in streams]
         live = any(info.live for info in infos)
         self.info = ReaderInfo(
             indexed=all(info.indexed for info in infos),
@@ -99,8 +82,20 @@ class JoinedReader:
             live=live,
         )
 
+    @property
+    def written(self) -> datetime:
+        return max(stream.packets.written for stream in self._streams)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(stream.packets.fetched_bytes for stream in self._streams)
+
+    def fetch_calls(self) -> None:
+        for stream in self._streams:
+            stream.packets.fetch_calls()
+
     def follow(self, first: int = 0) -> JoinedReader | None:
-        """As `Reader.follow`, with streams that began later too.
+        """As `PacketReader.follow`, with streams that began later too.
 
         The new rows of all streams come after the known ones, so that these keep their numbers. If
         `first` is the first row of the capture, all rows are by stream again. Both readers share
@@ -111,20 +106,22 @@ class JoinedReader:
                 f"first = {first}: {self.path!r} can be followed from row 0 to {self.info.rows} on"
             )
         again = self._whole and first == 0
-        news = [native.follow(0 if again else native.info.rows) for native, _ in self._streams]
+        news = [packets.follow(0 if again else packets.info.rows) for packets, _ in self._streams]
         begun = list(self._source.opened())
-        if not begun and all(native is None for native in news):
+        if not begun and all(packets is None for packets in news):
             return None
         streams = [
-            stream if native is None else Stream(native, stream.rank)
-            for stream, native in zip(self._streams, news, strict=True)
+            stream if packets is None else Stream(packets, stream.rank)
+            for stream, packets in zip(self._streams, news, strict=True)
         ]
         if again:
-            pieces = [_Piece(stream.native, 0, n) for n, stream in enumerate([*streams, *begun])]
+            pieces = [_Piece(stream.packets, 0, n) for n, stream in enumerate([*streams, *begun])]
         else:
             pieces = self._from(first)
-            pieces += [_Piece(native, 0, n) for n, native in enumerate(news) if native is not None]
-            pieces += [_Piece(one.native, 0, n) for n, one in enumerate(begun, len(streams))]
+            pieces += [
+                _Piece(packets, 0, n) for n, packets in enumerate(news) if packets is not None
+            ]
+            pieces += [_Piece(one.packets, 0, n) for n, one in enumerate(begun, len(streams))]
         following = object.__new__(JoinedReader)
         following._set(self.path, self._source, [*streams, *begun], pieces, whole=again)
         return following
@@ -140,11 +137,6 @@ class JoinedReader:
 
     # ---- rows -----------------------------------------------------------------
 
-    def _at(self, row: int) -> tuple[Reader, int]:
-        """The reader of a row, and the row's number in it."""
-        piece, shift = self._place(row)
-        return piece.native, row - shift
-
     def _place(self, row: int) -> tuple[_Piece, int]:
         """The piece of a row, and what to take from row numbers for numbers in its reader."""
         if not 0 <= row < self.info.rows:
@@ -152,29 +144,22 @@ class JoinedReader:
         at = int(np.searchsorted(self._starts, np.uint64(row), "right")) - 1
         return self._pieces[at], int(self._starts[at]) - self._pieces[at].first
 
-    def _run(self, rows: npt.NDArray[np.uint64]) -> tuple[Reader, npt.NDArray[np.uint64]]:
+    def _run(self, rows: npt.NDArray[np.uint64]) -> tuple[PacketReader, npt.NDArray[np.uint64]]:
         """The reader of the first row; the numbers in it of this and of the next rows of its."""
         piece, shift = self._place(int(rows[0]))
         low, high = shift + piece.first, shift + piece.first + piece.rows
         outside = (rows < low) | (rows >= high)
         count = int(outside.argmax()) if outside.any() else len(rows)
         # Row numbers are unsigned, and the shift may be negative.
-        return piece.native, (rows[:count].astype(np.int64) - shift).astype(np.uint64)
-
-    def packet(self, row: int) -> Packet:
-        """As `Reader.packet`; the packet's own row is the one in its stream."""
-        native, at = self._at(row)
-        return native.packet(at)
+        return piece.packets, (rows[:count].astype(np.int64) - shift).astype(np.uint64)
 
     def decoded_bytes(self, row: int) -> int:
-        """As `Reader.decoded_bytes`."""
-        native, at = self._at(row)
-        return native.decoded_bytes(at)
+        piece, shift = self._place(row)
+        return piece.packets.decoded_bytes(row - shift)
 
     def read_into(self, row: int, address: int, size: int) -> None:
-        """As `Reader.read_into`."""
-        native, at = self._at(row)
-        native.read_into(at, address, size)
+        piece, shift = self._place(row)
+        piece.packets.read_into(row - shift, address, size)
 
     def read_many(
         self,
@@ -185,34 +170,33 @@ class JoinedReader:
         *,
         alignment: int = 1,
     ) -> int:
-        """As `Reader.read_many`. One call decodes rows of one stream."""
+        """As `PacketReader.read_many`. One call decodes rows of one stream."""
         if not len(rows):
             return 0
-        native, its = self._run(rows)
-        return native.read_many(its, address, size, ends, alignment=alignment)
+        packets, its = self._run(rows)
+        return packets.read_many(its, address, size, ends, alignment=alignment)
 
     def read_ranges(self, ranges: npt.NDArray[np.uint64], address: int, size: int) -> int:
-        """As `Reader.read_ranges`. One call decodes ranges of one stream."""
+        """As `PacketReader.read_ranges`. One call decodes ranges of one stream."""
         if not len(ranges):
             return 0
-        native, its = self._run(ranges[:, 0])
+        packets, its = self._run(ranges[:, 0])
         some = ranges[: len(its)].copy()
         some[:, 0] = its
-        return native.read_ranges(some, address, size)
+        return packets.read_ranges(some, address, size)
 
     def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
-        """As `Reader.prefetch`."""
         if not len(rows):
             for piece in self._pieces:
-                piece.native.prefetch(rows)
+                piece.packets.prefetch(rows)
         while len(rows):
-            native, its = self._run(rows)
-            native.prefetch(its)
+            packets, its = self._run(rows)
+            packets.prefetch(its)
             rows = rows[len(its) :]
 
     def index(self, *columns: str) -> pa.RecordBatchReader:
-        """As `Reader.index`. The rank of each row is that of its stream."""
-        opened = [piece.native.index(*columns) for piece in self._pieces]
+        """As `PacketReader.index`. The rank of each row is that of its stream."""
+        opened = [piece.packets.index(*columns) for piece in self._pieces]
         first = opened[0].schema
         metadata = {k: v for k, v in (first.metadata or {}).items() if k not in _OF_ONE_STREAM}
         schema = first.with_metadata(metadata or None)
@@ -231,15 +215,9 @@ class JoinedReader:
         return pa.RecordBatchReader.from_batches(schema, batches())
 
     def close(self) -> None:
-        """Closes the readers of all streams."""
-        for native in (*(piece.native for piece in self._pieces), *(n for n, _ in self._streams)):
-            native.close()
+        for packets in (*(one.packets for one in self._pieces), *(p for p, _ in self._streams)):
+            packets.close()
         self._source.close()
-
-    @property
-    def natives(self) -> list[Reader]:
-        """The readers of the streams."""
-        return [native for native, _ in self._streams]
 
 
 def _of_rank(batch: pa.RecordBatch, rank: int, schema: pa.Schema) -> pa.RecordBatch:

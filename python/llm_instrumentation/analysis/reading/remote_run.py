@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..._native import Reader
 from ...core.files.run_records import RunRecord, Shard
 from ...errors import CorruptError, NotFoundError
 from ...storage import RemoteReader, RemoteRun, StorageOptions, UnfinishedUploadError
@@ -39,7 +38,7 @@ class RemoteRunStreams(RunStreams):
     def _read(self) -> RunRecord:
         return self._remote.read()
 
-    def _open(self, shard: Shard) -> Reader | None:
+    def _open(self, shard: Shard) -> RemoteReader | None:
         if shard.state == "expired":
             return None
         url = self._remote.shard(shard.path)
@@ -63,8 +62,6 @@ class RemoteRunStreams(RunStreams):
         self._remote.close()
 
     def calls(self) -> list[CallsOf]:
-        for native in self._natives.values():
-            native.fetch_calls()
         return [
             CallsOf(native.path, shard.capture_id, shard.rank)
             for shard, native in self._natives.items()

@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ..._files import sha256_file
-from ..._native import Reader, capture_id_of
+from ..._native import capture_id_of
 from ...core.files.run_folder import ShardFolder
 from ...core.files.run_records import RunRecord, Shard, SmallFile
 from ...errors import CorruptError, NotFoundError, RunFolderError
+from ...storage import open_reader
 from .calls import CallsOf
-from .joined import Stream
+from .packet_reader import PacketReader
 
-__all__ = ["RunStreams", "wrong_files"]
+__all__ = ["RunStreams", "Stream", "wrong_files"]
 
 _TOLD = 5  # at most so many faults of a kind are listed
+
+
+class Stream(NamedTuple):
+    """An open stream and its rank. A packet that no index describes does not say its rank."""
+
+    packets: PacketReader
+    rank: int
 
 
 class RunStreams:
@@ -68,17 +77,17 @@ class RunStreams:
                 if shard.path in self._opened or not shard.capture_id:
                     continue
                 try:
-                    native = self._open(shard)
+                    packets = self._open(shard)
                 except CorruptError as error:  # the other ranks are read all the same
                     self._unreadable[shard.path] = str(error)
                 else:
-                    if native is not None:
-                        found.append(Stream(native, shard.rank))
+                    if packets is not None:
+                        found.append(Stream(packets, shard.rank))
         except BaseException:
             for stream in found:
-                stream.native.close()
+                stream.packets.close()
             raise
-        self._opened |= {os.path.basename(stream.native.path) for stream in found}
+        self._opened |= {os.path.basename(stream.packets.path) for stream in found}
         if not self._opened:
             missing = ", ".join(shard.path for shard in self.run.shards[:_TOLD])
             why = self._states() or "; ".join(self._unreadable.values())
@@ -96,22 +105,18 @@ class RunStreams:
             if shard.capture_id  # the others are not read
         ]
 
-    def _open(self, shard: Shard) -> Reader | None:
+    def _open(self, shard: Shard) -> PacketReader | None:
         """The reader of a shard; None: it is not there."""
         path = self._folder.path / shard.path
         if not path.exists():
             return None
         self._check_id(path, shard, str(path))
         try:
-            native = Reader(path, ignore_index=self._ignore_index)
+            return open_reader(path, ignore_index=self._ignore_index)
         except NotFoundError:
             if path.exists():
                 raise
             return None  # it has just been removed, as old segments are
-        if native.info.live and native.info.scanned and not self._ignore_index:
-            # Packets that the index does not list yet appear when it does, with shape and type.
-            native = native.follow() or native
-        return native
 
     def _check_id(self, local: str | os.PathLike[str], shard: Shard, name: str) -> None:
         """Refuses a shard of another run.
@@ -135,9 +140,9 @@ class RunStreams:
         While a process writes a stream, what the run lacks may still come and is not reported.
         """
         found = [
-            f"{os.path.basename(native.path)}: {native.info.problem}"
-            for native, _ in streams
-            if native.info.problem
+            f"{os.path.basename(packets.path)}: {packets.info.problem}"
+            for packets, _ in streams
+            if packets.info.problem
         ]
         found += self._unreadable.values()
         if not live:

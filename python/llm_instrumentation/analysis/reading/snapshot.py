@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._native import Reader
 from ...errors import CorruptError, InvalidArgumentError, InvalidStateError, NotFoundError
 from .catalogue import FLOAT16, Catalogue
 from .columns import Columns
@@ -20,7 +19,7 @@ from .elements import dtype_name, element_size, from_storage, storage_dtype, tor
 if TYPE_CHECKING:
     import torch
 
-    from .joined import JoinedReader
+    from .packet_reader import PacketReader
 
 __all__ = ["Snapshot", "StoredForm"]
 
@@ -49,17 +48,17 @@ class Snapshot:
 
     Attributes:
         path: path of the stream.
-        native: the library's reader of these rows.
+        packets: reads these rows and their packets.
         first: number of its row 0 in the whole capture.
         catalogue: groups its rows into activations.
         closed: values can no longer be read.
     """
 
-    def __init__(self, path: str, native: Reader | JoinedReader, first: int = 0) -> None:
+    def __init__(self, path: str, packets: PacketReader, first: int = 0) -> None:
         self.path = path
-        self.native = native
+        self.packets = packets
         self.first = first
-        self.catalogue = Catalogue(Columns(native))
+        self.catalogue = Catalogue(Columns(packets))
         self.closed = False
 
     def follow(self, row: int) -> Snapshot | None:
@@ -69,15 +68,15 @@ class Snapshot:
             NotFoundError: the stream at the path is another one, or was cut back.
         """
         self.check_open()
-        native = self.native.follow(row)
-        return None if native is None else Snapshot(self.path, native, self.first + row)
+        packets = self.packets.follow(row)
+        return None if packets is None else Snapshot(self.path, packets, self.first + row)
 
     def close(self) -> None:
         """Closes the stream. The data of the index stays. A second call does nothing."""
         if not self.closed:
             self.closed = True
             self.catalogue.columns.close()
-            self.native.close()
+            self.packets.close()
 
     def form(self, row: int, exact: bool, dtype: Any) -> StoredForm:
         """Finds the stored form of an activation to decode, and checks its length.
@@ -103,7 +102,7 @@ class Snapshot:
         if stored is None:
             stored = FLOAT16 if dtype is None else dtype_name(dtype)
         element = element_size(stored)
-        sizes = tuple(map(self.native.decoded_bytes, rows))
+        sizes = tuple(map(self.packets.decoded_bytes, rows))
         shape = catalogue.shape(row)
         if shape is None:
             count, rest = divmod(sum(sizes), element)
@@ -125,7 +124,7 @@ class Snapshot:
         """Decodes the packets of a form one after the other, from `address` on."""
         for row, size in zip(form.rows, form.sizes, strict=True):
             self.check_open()
-            self.native.read_into(row, address, size)
+            self.packets.read_into(row, address, size)
             address += size
 
     def check_open(self) -> None:
@@ -142,7 +141,7 @@ class Snapshot:
         while done < len(rows):
             self.check_open()
             room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
-            done += self.native.read_many(numbers[done:], address + at, room, reached)
+            done += self.packets.read_many(numbers[done:], address + at, room, reached)
             at = int(ends[done - 1])
 
     def read_elements(
@@ -173,7 +172,7 @@ class Snapshot:
             pieces[:, 1:3] *= np.uint64(size)
             done = 0
             while done < len(pieces):
-                done += self.native.read_ranges(pieces[done:], address, room)
+                done += self.packets.read_ranges(pieces[done:], address, room)
             return
         for activation, alike in itertools.groupby(ranges.tolist(), lambda one: one[0]):
             values = self.torch(self.form(activation, True, None)).reshape(-1)
@@ -210,7 +209,7 @@ class Snapshot:
         ranges, done = np.concatenate(pieces), 0
         while done < len(ranges):
             self.check_open()
-            done += self.native.read_ranges(ranges[done:], flat.ctypes.data, flat.nbytes)
+            done += self.packets.read_ranges(ranges[done:], flat.ctypes.data, flat.nbytes)
         return from_storage(flat, form.dtype)
 
     def prefetch(self, activations: npt.NDArray[np.int64]) -> None:
@@ -218,7 +217,7 @@ class Snapshot:
         self.check_open()
         changes = np.flatnonzero(np.diff(activations)) + 1
         first = activations[np.append(0, changes)] if len(activations) else activations
-        self.native.prefetch(first.astype(np.uint64))
+        self.packets.prefetch(first.astype(np.uint64))
 
     def torch(self, form: StoredForm) -> torch.Tensor:
         import torch

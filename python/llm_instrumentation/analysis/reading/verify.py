@@ -116,13 +116,13 @@ class _Reading:
 
     def _read(self, rows: npt.NDArray[np.int64]) -> int:
         """Decodes the first row and as many further rows as one call takes; returns how many."""
-        native = self._snapshot.native
+        packets = self._snapshot.packets
         numbers, ends = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
         while True:
             address, size = self._values.ctypes.data, len(self._values)
-            if number := native.read_many(numbers, address, size, ends):
+            if number := packets.read_many(numbers, address, size, ends):
                 return number
-            self._values = np.empty(native.decoded_bytes(int(rows[0])), np.uint8)
+            self._values = np.empty(packets.decoded_bytes(int(rows[0])), np.uint8)
 
     def _damage(self, row: int, error: StrapError) -> DamagedPacket:
         step = int(self._catalogue.numbers("step")[row])
