@@ -46,8 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"core"},
     # No other part imports it.
     "cli": {
-        *("_native", "_pages", "analysis", "interventions", "probes", "report", "serve"),
-        *("storage", "timeline"),
+        *("_native", "_pages", "analysis", "interventions", "probes", "progress"),
+        *("report", "serve", "storage", "timeline"),
     },
     "cli.trace": {"_pages", "mrm"},
     "mrm.cli": {"cli"},  # a path of mrm-trace
