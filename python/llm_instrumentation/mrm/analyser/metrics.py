@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from ...errors import InvalidArgumentError
 from ...progress.bars import rows_bar
-from .._frames import TraceLike, converter
+from ..trace_reader import TraceLike
 from .analysing import (
     SUMMARY_TABLES,
     analyse,
+    converter,
     options_of,
     positive,
     reasons_of_empty,

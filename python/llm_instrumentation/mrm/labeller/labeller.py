@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError, InvalidStateError
-from .._frames import TraceLike, reader_of
 from ..schema import ARROW_SCHEMA, RegionType
+from ..trace_reader import TraceLike, reader_of
 from .symbol_rules import SymbolRule
 
 _POLICIES = ("keep", "skip", "error", "runtime")
