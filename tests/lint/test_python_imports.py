@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "progress": {"_native", "_pages"},
     "core": {"_native", "memory"},
-    # Documented paths of 1.3.1. Nothing else imports `compat`.
+    # Documented paths of 1.3.1 and of mrm-trace. Nothing else imports `compat`.
     **{
         f"core.{name}": {"compat"}
         for name in ("auto_detect", "compression", "hooks", "profiling", "streaming")
@@ -38,12 +38,16 @@ ALLOWED: dict[str, set[str]] = {
     "memory.async_writer": {"compat"},
     "memory.ring_buffer": {"compat"},
     "analysis.visualization": {"compat"},
+    **{f"mrm.labeller.{name}": {"compat"} for name in ("address_tracker", "kv_lifecycle")},
+    **{f"mrm.parser.{name}": {"compat"} for name in ("normalizer", "schema")},
+    **{f"mrm.utils.{name}": {"compat"} for name in ("files", "logging")},
     "compat": {"_native", "_pages", "analysis", "core", "memory"},
+    "compat.mrm": {"mrm"},
     "utils": {"core"},
     # No other part imports it.
     "cli": {
-        *("_native", "_pages", "analysis", "interventions", "probes", "report", "serve"),
-        *("storage", "timeline"),
+        *("_native", "_pages", "analysis", "interventions", "probes", "progress"),
+        *("report", "serve", "storage", "timeline"),
     },
     "cli.trace": {"_pages", "mrm"},
     "mrm.cli": {"cli"},  # a path of mrm-trace

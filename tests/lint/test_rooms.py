@@ -169,6 +169,9 @@ def test_pages_know_nothing_of_traces():
         for name, path in modules()
         if name.startswith(f"{NAME}._pages.") and (found := traces_on_pages(path.read_text()))
     } == {}
+    assert [
+        path.name for path in (PACKAGE / "_pages").glob("*.*") if "kv_cache" in path.read_text()
+    ] == []
     assert traces_on_pages("def card(region_type): ...\ndef page(title): ...") == ["card"]
 
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from llm_instrumentation.mrm import analyser
-from llm_instrumentation.mrm._frames import is_in_order
 from llm_instrumentation.mrm.analyser import (
     DISTRIBUTION_TABLES,
     SUMMARY_TABLES,
@@ -24,6 +23,7 @@ from llm_instrumentation.mrm.analyser import (
     compute_distributions,
 )
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind, arrow_schema
+from llm_instrumentation.mrm.trace_reader import is_in_order
 
 #: The functions for one metric, and the tables that each returns.
 ALONE = {

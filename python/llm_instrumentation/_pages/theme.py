@@ -6,7 +6,6 @@ The colours are based on those of Okabe and Ito, which people with any colour vi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 INK = "#1b1f24"
 MUTED = "#5b6672"
@@ -15,17 +14,17 @@ GRID = "#e4e8ec"
 SURFACE = "#ffffff"
 ALARM = "#b3261e"  # of what is wrong, or held up
 
-#: For each region type: its colour, its colour on a dark page, and its line style.
-LOOKS: dict[str, tuple[str, str, Any]] = {
-    "weight": ("#0072b2", "#5db4ec", "-"),
-    "kv_cache": ("#d55e00", "#f58a3c", (0, (6, 1.5))),
-    "activation": ("#009e73", "#3fcba0", (0, (3, 1.2))),
-    "runtime": ("#b8558f", "#e59bc4", (0, (6, 1.5, 1, 1.5))),
-    "unknown": ("#767f88", "#a3adb7", (0, (1, 1.2))),
+#: For each colour: its value on a light page, and on a dark page.
+COLORS = {
+    "blue": ("#0072b2", "#5db4ec"),
+    "vermillion": ("#d55e00", "#f58a3c"),
+    "green": ("#009e73", "#3fcba0"),
+    "purple": ("#b8558f", "#e59bc4"),
+    "gray": ("#767f88", "#a3adb7"),
+    "ochre": ("#a6761d", "#dcb355"),
 }
-OTHER = ("#a6761d", "#dcb355", "-")
 #: Colours that can be told apart, for lines of any kind.
-PALETTE = tuple(look[0] for look in LOOKS.values())
+PALETTE = tuple(COLORS[name][0] for name in ("blue", "vermillion", "green", "purple", "gray"))
 
 _TONES = {
     "good": ("#1a7f4b", "#4cc38a"),
@@ -49,7 +48,7 @@ def css_colors() -> tuple[dict[str, str], dict[str, str]]:
         "--grid": "#2c343c",
         "--surface": "#161b20",
     }
-    for name, (on_light, on_dark, _) in {**LOOKS, "other": OTHER}.items():
+    for name, (on_light, on_dark) in COLORS.items():
         light[f"--{name}"], dark[f"--{name}"] = on_light, on_dark
     light["--bad"], dark["--bad"] = _TONES["bad"]
     return light, dark

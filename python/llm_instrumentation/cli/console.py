@@ -1,14 +1,13 @@
-"""Writes results to the standard output, and errors, warnings and progress to the standard error.
+"""Writes results to the standard output, and errors and warnings to the standard error.
 
-Colours and progress bars appear on terminals only. A line is never cut or broken, so that output
-can be searched and copied.
+Colours appear on terminals only. A line is never cut or broken, so that output can be
+searched and copied.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from .._json import to_json
 
 __all__ = [
     "UNKNOWN", "counted", "dimensions", "err", "error", "facts", "or_unknown", "out", "print_json",
-    "progress", "shown", "table", "warning",
+    "shown", "table", "warning",
 ]  # fmt: skip
 
 UNKNOWN = "-"
@@ -90,23 +89,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     out.print(line(heads), style="bold", markup=False)
     for row in rows:
         sys.stdout.write(line(row) + "\n")
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Shows a progress bar on a terminal, and removes it at the end of the block.
-
-    Yields:
-        A function that takes the finished amount and the total; None if there is no terminal.
-    """
-    if not err.is_terminal:
-        yield None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=err, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _say(line: str) -> None:

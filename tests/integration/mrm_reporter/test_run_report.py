@@ -222,7 +222,7 @@ def test_missing_tables_are_computed_from_the_trace(run_dir):
 def test_the_figures_of_a_report_follow_the_page(finished):
     text = (finished / "report.html").read_text()
     svg = text[text.index("<svg") : text.rindex("</svg>")]
-    assert "var(--weight)" in svg and "var(--ink)" in svg
+    assert "var(--blue)" in svg and "var(--ink)" in svg
     assert looks.color("weight") not in svg
     assert "<text" in svg  # text has the page's font and can be searched for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._pages.theme import LOOKS as THEME
+from ..._pages.theme import COLORS
 from .parts import Edge
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class EdgeLook(NamedTuple):
 
 #: By the sign of the effect.
 LOOKS = {
-    "positive": EdgeLook(THEME["weight"][0], "--weight", False, "effect above 0"),
-    "negative": EdgeLook(THEME["kv_cache"][0], "--kv_cache", True, "effect below 0"),
-    "unknown": EdgeLook(THEME["unknown"][0], "--unknown", False, "effect 0 or not measured"),
+    "positive": EdgeLook(COLORS["blue"][0], "--blue", False, "effect above 0"),
+    "negative": EdgeLook(COLORS["vermillion"][0], "--vermillion", True, "effect below 0"),
+    "unknown": EdgeLook(COLORS["gray"][0], "--gray", False, "effect 0 or not measured"),
 }
 
 

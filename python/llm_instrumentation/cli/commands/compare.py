@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import CorruptError
-from ..console import print_json, progress, shown, table, warning
+from ..console import print_json, shown, table, warning
 from ..exit_codes import ExitCode
 from ..figures import check_figure
 from ..options import CAPTURES, CODES, Json, Steps
@@ -72,11 +72,10 @@ def compare(
     check_figure("--heat-map", heat_map)
     with open_capture(a) as reader_a, open_capture(b) as reader_b:
         try:
-            with progress("comparing") as bar:
-                found = compare_captures(
-                    reader_a, reader_b, layers or None, steps=wanted, rename=rename, rtol=rtol,
-                    atol=atol, progress=bar,
-                )  # fmt: skip
+            found = compare_captures(
+                reader_a, reader_b, layers or None, steps=wanted, rename=rename, rtol=rtol,
+                atol=atol,
+            )  # fmt: skip
             if figure is not None:
                 from ...analysis.plots import plot_drift, save_figure
 

@@ -11,7 +11,7 @@ import typer
 
 from ..._pages import units
 from ...errors import CorruptError, InvalidArgumentError
-from ..console import print_json, progress, shown
+from ..console import print_json, shown
 from ..options import CAPTURES, CODES, Json, Overwrite, Steps
 from ..values import named_layers, numbers, selector
 
@@ -75,13 +75,12 @@ def export(
 
     named = named_layers(layers)
     try:
-        with progress("exporting") as bar:
-            report = export_rows(
-                sources, out, named, format=form.value, padding=padding, dtype=dtype,
-                context=context, columns=DEFAULT_COLUMNS if columns is None else columns.split(","),
-                without_tokens=numbers("--without-tokens", without_tokens),
-                steps=selector("--steps", steps), overwrite=overwrite, progress=bar,
-            )  # fmt: skip
+        report = export_rows(
+            sources, out, named, format=form.value, padding=padding, dtype=dtype,
+            context=context, columns=DEFAULT_COLUMNS if columns is None else columns.split(","),
+            without_tokens=numbers("--without-tokens", without_tokens),
+            steps=selector("--steps", steps), overwrite=overwrite,
+        )  # fmt: skip
     except CorruptError as error:
         for stream in sources:
             if str(stream) in str(error) and capture_id_of(stream) is not None:

@@ -11,7 +11,7 @@ import typer
 
 from ..._pages import units
 from ...errors import InvalidArgumentError
-from ..console import print_json, progress, shown
+from ..console import print_json, shown
 from ..options import CAPTURES, CODES, Json, Overwrite
 
 __all__ = ["app"]
@@ -58,12 +58,11 @@ def import_(
     """Make a capture of files with activations that another program wrote."""
     from ...analysis.imports import import_activations
 
-    with progress("importing") as bar:
-        report = import_activations(
-            source, out, format=form.value, codec=codec.value, overwrite=overwrite, progress=bar,
-            layer_names=_layer_names(layers or []), widths=_widths(widths or []),
-            dtypes=_pairs("--dtype", dtypes or [], "bfloat16"),
-        )  # fmt: skip
+    report = import_activations(
+        source, out, format=form.value, codec=codec.value, overwrite=overwrite,
+        layer_names=_layer_names(layers or []), widths=_widths(widths or []),
+        dtypes=_pairs("--dtype", dtypes or [], "bfloat16"),
+    )  # fmt: skip
     if as_json:
         print_json(report)
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..console import print_json, progress
+from ..console import print_json
 from ..options import CAPTURES, CODES, Json
 
 __all__ = ["app"]
@@ -34,8 +34,7 @@ def salvage(
     """Copy the intact packets of a damaged stream to a new one, and list what is lost."""
     from ...analysis import salvage as salvaging
 
-    with progress("salvaging") as bar:
-        report = salvaging.salvage(stream, out, force=overwrite, progress=bar)
+    report = salvaging.salvage(stream, out, force=overwrite)
     if as_json:
         print_json(report)
         return

@@ -9,7 +9,7 @@ import typer
 
 from ..._pages import units
 from ...errors import InvalidArgumentError
-from ..console import print_json, progress, shown
+from ..console import print_json, shown
 from ..options import CAPTURES, CODES, Json
 
 __all__ = ["app"]
@@ -33,11 +33,12 @@ def upload(
 ) -> None:
     """Upload a finished capture to object storage. Run it again, and it goes on where it ended."""
     from ... import storage
+    from ...progress.bars import bytes_bar
 
     if rate is not None and not rate > 0:
         raise InvalidArgumentError(f"--rate {rate!r} must be above 0")
     bytes_per_second = None if rate is None else rate * 1e6
-    with progress("uploading") as bar:
+    with bytes_bar("uploading") as bar:
         report = storage.upload(
             path, url, bytes_per_second=bytes_per_second, delete_local=delete_local, progress=bar
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ..._pages import units
-from ..console import print_json, progress, shown, warning
+from ..console import print_json, shown, warning
 from ..exit_codes import ExitCode
 from ..options import CAPTURES, CODES, Json, Stream
 
@@ -20,9 +20,10 @@ app = typer.Typer()
 def verify(stream: Stream, as_json: Json = False) -> None:
     """Read every packet, compare its checksum, and list the damaged ones."""
     from ...analysis.reading import verify as reading
+    from ...progress.bars import bytes_bar
     from ..captures import open_capture, way_out
 
-    with open_capture(stream, warn=False) as reader, progress("reading") as bar:
+    with open_capture(stream, warn=False) as reader, bytes_bar("reading") as bar:
         found = reading.verify(reader, bar)
     if as_json:
         print_json(found)

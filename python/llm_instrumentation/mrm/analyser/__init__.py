@@ -8,16 +8,20 @@ column.
 from __future__ import annotations
 
 from .analysing import SUMMARY_TABLES
-from .iai import compute_iai
 from .in_tokens import TOKEN_TABLES, compute_in_tokens
-from .locality import compute_locality
-from .metrics import DISTRIBUTION_TABLES, compute_all, compute_distributions
+from .metrics import (
+    DISTRIBUTION_TABLES,
+    compute_all,
+    compute_distributions,
+    compute_iai,
+    compute_locality,
+    compute_read_freq,
+    compute_retention,
+    compute_working_set,
+    compute_write_once,
+)
 from .parts import analyse_part, merge_parts, split_trace
-from .read_freq import compute_read_freq
-from .retention import compute_retention
 from .suitability import classify_suitability
-from .working_set import compute_working_set
-from .write_once import compute_write_once
 
 __all__ = [
     "DISTRIBUTION_TABLES",

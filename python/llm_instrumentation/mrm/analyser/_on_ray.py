@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..._extras import extra
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike
+from ..trace_reader import TraceLike
 from .analysing import options_of
 from .parts import StrPath, analyse_part, merged, split_trace
 

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from ..._cpus import usable_cpus
+from ..._extras import extra
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
+from ..trace_reader import TraceLike, can_be_read_again, is_in_order, reader_of
 
 #: The tables of :func:`compute_all`, in the order in which it returns them.
 SUMMARY_TABLES = (
@@ -70,6 +71,19 @@ def analyse(
             if is_in_order(trace):
                 raise
     return native.analyse(changed(reader_of(trace, READ_COLUMNS)), names, options, progress)
+
+
+def converter(as_arrow: bool) -> Callable[[pa.Table], Any]:
+    """A function that converts a table to a pandas frame, or returns it as it is if ``as_arrow``.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    if as_arrow:
+        return lambda table: table
+    with extra("mrm", "A table as a pandas frame"):
+        import pandas  # noqa: F401 - pyarrow imports it
+    return lambda table: table.to_pandas()
 
 
 def reasons_of_empty(support: pa.Table, names: Sequence[str]) -> dict[str, str]:

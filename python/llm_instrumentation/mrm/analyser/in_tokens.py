@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from ..._parsing import parsing
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, can_be_read_again, converter, reader_of
 from ..schema import Kind, OpType, RegionType, kind_of
-from .analysing import analyse, options_of
+from ..trace_reader import TraceLike, can_be_read_again, reader_of
+from .analysing import analyse, converter, options_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from ...errors import InvalidArgumentError
 from ...progress.bars import rows_bar
-from .._frames import TraceLike, converter
+from ..trace_reader import TraceLike
 from .analysing import (
     SUMMARY_TABLES,
     analyse,
+    converter,
     options_of,
     positive,
     reasons_of_empty,
@@ -84,6 +85,66 @@ def compute_all(
     return {name: give(table) for name, table in tables.items()}
 
 
+def compute_retention(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """The tables ``retention_per_region`` (ns and s) and ``retention_summary`` (s).
+
+    Args:
+        trace: as for :func:`compute_all`.
+        as_arrow: return pyarrow tables instead of pandas frames.
+
+    Raises:
+        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot give the
+            table.
+        CorruptError, NoSpaceError, MissingExtraError: as for :func:`compute_all`.
+    """
+    per_region, summary = _some(trace, ["retention_per_region", "retention_summary"], as_arrow)
+    return per_region, summary
+
+
+def compute_write_once(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """The table ``write_once``: the part of the stored addresses that are stored exactly once.
+
+    The ratio of each region is from 0 to 1. Arguments and errors: as for :func:`compute_retention`.
+    """
+    return _some(trace, ["write_once"], as_arrow)[0]
+
+
+def compute_read_freq(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """The table ``read_freq``: the number of loads and stores per region.
+
+    Arguments and errors: as for :func:`compute_retention`.
+    """
+    return _some(trace, ["read_freq"], as_arrow)[0]
+
+
+def compute_working_set(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """The tables ``working_set_per_region`` and ``working_set_summary``: pages and bytes.
+
+    They count the distinct pages that are accessed. A page has 4,096 bytes. Arguments and errors:
+    as for :func:`compute_retention`.
+    """
+    per_region, summary = _some(trace, ["working_set_per_region", "working_set_summary"], as_arrow)
+    return per_region, summary
+
+
+def compute_locality(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """The tables ``locality_per_region`` and ``locality_summary``: strides in bytes.
+
+    A stride lies between consecutive accesses to a region. Arguments and errors: as for
+    :func:`compute_retention`.
+    """
+    per_region, summary = _some(trace, ["locality_per_region", "locality_summary"], as_arrow)
+    return per_region, summary
+
+
+def compute_iai(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """The table ``iai``: times in ns between consecutive accesses to an address, per region type.
+
+    Arguments and errors: as for :func:`compute_retention`.
+    """
+    return _some(trace, ["iai"], as_arrow)[0]
+
+
 def compute_distributions(
     trace: TraceLike,
     *,
@@ -148,7 +209,7 @@ def _compute(
     return tables, reasons_of_empty(support, names)
 
 
-def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
+def _some(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
     """The tables of these names, in their order.
 
     Raises:

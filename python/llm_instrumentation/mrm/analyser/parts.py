@@ -16,9 +16,16 @@ import pyarrow as pa
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
 from ...progress.bars import rows_bar
-from .._frames import converter, reader_of_row_groups
-from .._row_groups import RowGroups
-from .analysing import READ_COLUMNS, SUMMARY_TABLES, options_of, reasons_of_empty, warn_of_empty
+from ..trace_reader import reader_of_row_groups
+from .analysing import (
+    READ_COLUMNS,
+    SUMMARY_TABLES,
+    converter,
+    options_of,
+    reasons_of_empty,
+    warn_of_empty,
+)
+from .row_groups import RowGroups
 
 StrPath = str | os.PathLike[str]
 

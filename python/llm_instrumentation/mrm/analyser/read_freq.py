@@ -1,16 +1,7 @@
-"""Read frequency: the loads and stores of each region."""
+"""The path of `compute_read_freq` in mrm-trace; `metrics` defines it."""
 
 from __future__ import annotations
 
-from typing import Any
+from .metrics import compute_read_freq
 
-from .._frames import TraceLike
-from .metrics import some_tables
-
-
-def compute_read_freq(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """The table ``read_freq``: the number of loads and stores per region.
-
-    Arguments and errors: as for :func:`compute_retention`.
-    """
-    return some_tables(trace, ["read_freq"], as_arrow)[0]
+__all__ = ["compute_read_freq"]

@@ -1,16 +1,7 @@
-"""Write-once: the part of the stored addresses that are stored exactly once."""
+"""The path of `compute_write_once` in mrm-trace; `metrics` defines it."""
 
 from __future__ import annotations
 
-from typing import Any
+from .metrics import compute_write_once
 
-from .._frames import TraceLike
-from .metrics import some_tables
-
-
-def compute_write_once(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """The table ``write_once``: the write-once ratio per region, from 0 to 1.
-
-    Arguments and errors: as for :func:`compute_retention`.
-    """
-    return some_tables(trace, ["write_once"], as_arrow)[0]
+__all__ = ["compute_write_once"]

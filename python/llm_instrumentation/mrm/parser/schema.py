@@ -1,18 +1,7 @@
-"""The enums of a trace's columns, of which :mod:`llm_instrumentation.mrm.schema` defines most."""
+"""The names of mrm-trace under their documented path; see `compat.mrm.schema`."""
 
 from __future__ import annotations
 
-from enum import Enum
-
-from ..schema import OpType, Phase, RegionType, RunValidity
+from ...compat.mrm.schema import OpType, Phase, RegionType, RetentionClass, RunValidity
 
 __all__ = ["OpType", "Phase", "RegionType", "RetentionClass", "RunValidity"]
-
-
-class RetentionClass(str, Enum):
-    """How long data are kept, as mrm-trace names it. No table of this package has it."""
-
-    SECONDS = "seconds"
-    MINUTES = "minutes"
-    HOURS = "hours"
-    SESSION = "session"

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..._pages import page
-from ..._pages.theme import LOOKS, MUTED, OTHER
+from ..._pages.theme import COLORS, MUTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,23 +20,36 @@ __all__ = [
     "turned_table",
 ]  # fmt: skip
 
+#: For each region type: its colour of the theme, and its line style.
+_LOOKS: dict[str, tuple[str, Any]] = {
+    "weight": ("blue", "-"),
+    "kv_cache": ("vermillion", (0, (6, 1.5))),
+    "activation": ("green", (0, (3, 1.2))),
+    "runtime": ("purple", (0, (6, 1.5, 1, 1.5))),
+    "unknown": ("gray", (0, (1, 1.2))),
+}
+_OTHER = ("ochre", "-")
 _SUITABILITY = {"high_mrm": "good", "medium_mrm": "fair", "low_mrm": "plain"}
 _VALIDITY = {"clean": "good", "marginal": "fair", "contaminated": "bad"}
 
 
 def color(region_type: str) -> str:
     """The colour of a region type on a white page."""
-    return LOOKS.get(region_type, OTHER)[0]
+    return COLORS[_look(region_type)[0]][0]
 
 
 def line(region_type: str) -> Any:
     """The line style of a region type. It tells lines apart in print without colour."""
-    return LOOKS.get(region_type, OTHER)[2]
+    return _look(region_type)[1]
 
 
 def css_color(region_type: str) -> str:
     """The CSS variable of a region type's colour."""
-    return f"var(--{region_type})" if region_type in LOOKS else "var(--other)"
+    return f"var(--{_look(region_type)[0]})"
+
+
+def _look(region_type: str) -> tuple[str, Any]:
+    return _LOOKS.get(region_type, _OTHER)
 
 
 def panel_label(axes: Axes, region_type: str, remark: str) -> None:

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from ..._files import replacing
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, reader_of
 from ..schema import ARROW_SCHEMA, KIND_KEY, VERSION_KEY, Kind, kind_of
 from ..schema_version import CURRENT_VERSIONS, REQUIRED_COLUMNS
+from ..trace_reader import TraceLike, reader_of
 
 __all__ = [
     "KV_LIFECYCLE",

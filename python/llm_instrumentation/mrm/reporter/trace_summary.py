@@ -14,8 +14,8 @@ from ..._extras import extra
 with extra("mrm", "A report of a run"):
     import pandas as pd
 
-from .._frames import TraceLike, reader_of
 from ..schema import PAGE_BYTES, Kind, OpType, RegionType, kind_of
+from ..trace_reader import TraceLike, reader_of
 from .tables import as_frame
 
 __all__ = [

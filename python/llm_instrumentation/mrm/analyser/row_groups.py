@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .._parsing import parsing
-from ..errors import CorruptError
-from ._frames import parquet_files, reader_of
+from ..._parsing import parsing
+from ...errors import CorruptError
+from ..trace_reader import parquet_files, reader_of
 
 _TAIL = 8  # bytes of a Parquet file behind its footer: the footer's length and PAR1
 
@@ -43,7 +43,7 @@ class RowGroups:
 
         Raises:
             FileNotFoundError, InvalidArgumentError, OSError, CorruptError: as for
-                :func:`~llm_instrumentation.mrm._frames.reader_of`.
+                :func:`~llm_instrumentation.mrm.trace_reader.reader_of`.
         """
         reader_of(path, ["timestamp_ns"]).close()  # raises the errors
         digest = hashlib.sha256()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .._extras import extra
 from .._parsing import parsing
 from ..errors import CorruptError, InvalidArgumentError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
@@ -66,19 +65,6 @@ def reader_of_row_groups(
     Arguments and errors are otherwise those of :func:`reader_of`.
     """
     return _of_files(path, columns, row_groups)
-
-
-def converter(as_arrow: bool) -> Callable[[pa.Table], Any]:
-    """A function that converts a table to a pandas frame, or returns it as it is if ``as_arrow``.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
-    if as_arrow:
-        return lambda table: table
-    with extra("mrm", "A table as a pandas frame"):
-        import pandas  # noqa: F401 - pyarrow imports it
-    return lambda table: table.to_pandas()
 
 
 def _is_pandas(trace: TraceLike) -> bool:
