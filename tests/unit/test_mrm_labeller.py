@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -457,3 +459,35 @@ def test_the_policy_for_unknown_rows_does_not_change_the_coverage(policy):
     rows = [{**row(0x1000), "length_bytes": 0x3000}, row(0x9000), row(0xA000), row(0xB000)]
     assert len(list(labeller.label(rows))) == (1 if policy == "skip" else 4)
     assert labeller.coverage() == {"rows": 0.25, "bytes": 0.5}
+
+
+@pytest.mark.parametrize("policy", ["keep", "skip", "runtime"])
+@pytest.mark.parametrize("compression", ["zstd", "snappy"])
+def test_a_file_has_the_rows_of_the_reader_and_their_types_are_counted(
+    tmp_path, policy, compression
+):
+    symbols = ["ggml_add", "kv_read", "main", "malloc"]
+    rows = [row(k % 7 << 12, symbols[k % 4], ns=k) for k in range(100)]
+    table, path = pa.Table.from_pylist(rows), tmp_path / "trace.parquet"
+    expected = TraceLabeller(unknown_policy=policy).label_table(table).read_all()
+    labeller = TraceLabeller(unknown_policy=policy)
+    number = labeller.to_parquet(table.to_reader(max_chunksize=9), path, compression=compression)
+    assert number == len(expected)
+    assert pq.read_table(path).to_pylist() == expected.to_pylist()
+    assert pq.read_metadata(path).row_group(0).column(0).compression == compression.upper()
+    assert labeller.types() == Counter(expected["region_type"].to_pylist())
+
+
+def test_a_file_that_cannot_be_labelled_does_not_appear(tmp_path):
+    path = tmp_path / "trace.parquet"
+    table = pa.Table.from_pylist([row(0x1000, "free"), row(0x2000, "main")])
+    with pytest.raises(InvalidArgumentError, match="address_page=0x2"):
+        TraceLabeller(unknown_policy="error").to_parquet(table, path)
+
+    def stopped():
+        yield table.to_batches()[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TraceLabeller().to_parquet(pa.RecordBatchReader.from_batches(table.schema, stopped()), path)
+    assert list(tmp_path.iterdir()) == []

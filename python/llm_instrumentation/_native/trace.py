@@ -1,6 +1,7 @@
 """Reads and analyses memory traces: ``strap_trace_parse`` to ``strap_trace_close``.
 
-Batches go in and out as :class:`pyarrow.RecordBatchReader`. No row becomes a Python object.
+Batches go in and out as :class:`pyarrow.RecordBatchReader`. No row becomes a Python object. Rows
+that libstrap makes for itself, as those that it labels and writes, pass no code in Python.
 """
 
 from __future__ import annotations
@@ -115,11 +116,48 @@ class Trace:
             self._lib.strap_trace_close(handle, None)
 
 
+class RowStream:
+    """Rows that libstrap makes while they are read. They can be read once.
+
+    Attributes:
+        trace: the counts and tables of the work.
+    """
+
+    def __init__(
+        self, stream: ArrowArrayStream, trace: Trace, source: _Guard | RowStream | None = None
+    ) -> None:
+        self.trace = trace
+        self._reader = _reader(stream)
+        self._source = source
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows for code in Python. It raises libstrap's errors in place of pyarrow's."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from self._reader
+            except (OSError, pa.ArrowException):
+                self.raise_own()
+                raise
+
+        return pa.RecordBatchReader.from_batches(self._reader.schema, batches())
+
+    def stream(self) -> ArrowArrayStream:
+        """The rows for libstrap. No code in Python runs between two batches."""
+        return _exported(self._reader)
+
+    def raise_own(self) -> None:
+        """Raises the error that ended the work, if one did."""
+        if self._source is not None:
+            self._source.raise_own()
+        self.trace.counts()
+
+
 def parse(
     format: str,  # noqa: A002 - the word of strap.h
     path: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
-) -> tuple[pa.RecordBatchReader, Trace]:
+) -> RowStream:
     """The rows of the text at ``path``, parsed when they are read.
 
     ``strap_trace_parse`` of strap.h lists the formats and options.
@@ -129,23 +167,21 @@ def parse(
         c_string(format, "format"), _path(path), _options(options), out, handle, error
     )
     check(status, error)
-    trace = Trace(handle.value)
-    return _typed(_reader(out), trace), trace
+    return RowStream(out, Trace(handle.value))
 
 
 def label(
-    source: pa.RecordBatchReader, options: Mapping[str, Any] | None = None
-) -> tuple[pa.RecordBatchReader, Trace]:
+    source: pa.RecordBatchReader | RowStream, options: Mapping[str, Any] | None = None
+) -> RowStream:
     """The rows of ``source`` with region_type and region_id, labelled when they are read.
 
     ``strap_trace_label`` of strap.h lists the options and tables.
     """
-    guard = _Guard(source)
+    rows = _guarded(source)
     out, handle, error = ArrowArrayStream(), ctypes.c_uint64(), Error()
-    status = library().strap_trace_label(guard.stream(), _options(options), out, handle, error)
-    guard.check(status, error)
-    trace = Trace(handle.value)
-    return _typed(_reader(out), trace, guard), trace
+    status = library().strap_trace_label(rows.stream(), _options(options), out, handle, error)
+    _check(rows, status, error)
+    return RowStream(out, Trace(handle.value), rows)
 
 
 def analyse(
@@ -159,14 +195,14 @@ def analyse(
     ``support`` has the columns table and reason. The reason says why a trace of this kind cannot
     give the table; it is null if it can. ``strap_trace_analyse`` of strap.h lists the options.
     """
-    guard = _Guard(source)
+    rows = _guarded(source)
     handle, error = ctypes.c_uint64(), Error()
     status = library().strap_trace_analyse(
-        guard.stream(), _options({**(options or {}), "tables": names}), handle, error
+        rows.stream(), _options({**(options or {}), "tables": names}), handle, error
     )
-    guard.check(status, error)
+    _check(rows, status, error)
     with Trace(handle.value) as trace:
-        guard.run(trace, progress)
+        _run(rows, trace, progress)
         return {name: trace.table(name) for name in names}, trace.table("support")
 
 
@@ -181,14 +217,14 @@ def partial(
     The file appears at ``path`` when it is complete. ``strap_trace_partial`` of strap.h lists the
     options.
     """
-    guard = _Guard(source)
+    rows = _guarded(source)
     handle, error = ctypes.c_uint64(), Error()
     status = library().strap_trace_partial(
-        guard.stream(), _path(path), _options(options), handle, error
+        rows.stream(), _path(path), _options(options), handle, error
     )
-    guard.check(status, error)
+    _check(rows, status, error)
     with Trace(handle.value) as trace:
-        guard.run(trace, progress)
+        _run(rows, trace, progress)
         return trace.counts().rows
 
 
@@ -213,7 +249,7 @@ def merge(
 
 
 def write_parquet(
-    source: pa.RecordBatchReader,
+    source: pa.RecordBatchReader | RowStream,
     path: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -223,14 +259,14 @@ def write_parquet(
     The file appears at ``path`` when it is complete. ``strap_trace_write_parquet`` of strap.h lists
     the options.
     """
-    guard = _Guard(source)
+    rows = _guarded(source)
     handle, error = ctypes.c_uint64(), Error()
     status = library().strap_trace_write_parquet(
-        guard.stream(), _path(path), _options(options), handle, error
+        rows.stream(), _path(path), _options(options), handle, error
     )
-    guard.check(status, error)
+    _check(rows, status, error)
     with Trace(handle.value) as trace:
-        guard.run(trace, progress)
+        _run(rows, trace, progress)
         return trace.counts().rows
 
 
@@ -255,43 +291,35 @@ class _Guard:
             raise
 
     def stream(self) -> ArrowArrayStream:
-        reader = pa.RecordBatchReader.from_batches(self._source.schema, self._batches())
-        stream = ArrowArrayStream()
-        reader._export_to_c(ctypes.addressof(stream))
-        return stream
+        return _exported(pa.RecordBatchReader.from_batches(self._source.schema, self._batches()))
 
     def raise_own(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def check(self, status: int, error: Error) -> None:
-        if status < 0:
-            self.raise_own()
-        check(status, error)
 
-    def run(self, trace: Trace, progress: Progress | None) -> None:
-        try:
-            trace.run(progress)
-        except StrapError:
-            self.raise_own()
-            raise
+def _guarded(source: pa.RecordBatchReader | RowStream) -> _Guard | RowStream:
+    return source if isinstance(source, RowStream) else _Guard(source)
 
 
-def _typed(
-    reader: pa.RecordBatchReader, trace: Trace, guard: _Guard | None = None
-) -> pa.RecordBatchReader:
-    """A reader of the same batches that raises libstrap's errors in place of pyarrow's."""
+def _check(rows: _Guard | RowStream, status: int, error: Error) -> None:
+    if status < 0:
+        rows.raise_own()
+    check(status, error)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        try:
-            yield from reader
-        except (OSError, pa.ArrowException):
-            if guard is not None:
-                guard.raise_own()
-            trace.counts()  # raises libstrap's error
-            raise
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+def _run(rows: _Guard | RowStream, trace: Trace, progress: Progress | None) -> None:
+    try:
+        trace.run(progress)
+    except StrapError:
+        rows.raise_own()
+        raise
+
+
+def _exported(reader: pa.RecordBatchReader) -> ArrowArrayStream:
+    stream = ArrowArrayStream()
+    reader._export_to_c(ctypes.addressof(stream))
+    return stream
 
 
 def _reader(stream: ArrowArrayStream) -> pa.RecordBatchReader:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from .._extras import extra
 from .._files import write_text
@@ -21,7 +18,6 @@ from .._parsing import parsing
 from ..errors import InvalidArgumentError
 from .config.schema import (
     AnalyserConfig,
-    Compression,
     ExperimentConfig,
     LabellerConfig,
     MetricName,
@@ -136,9 +132,12 @@ def process(
     labeller = _labeller(
         settings.labeller, known_ranges(records, kind), named_types(reader.schema), kind
     )
-    labels = Counter[str]()
-    labelled = labeller.label_table(TokenClock(records).annotate(reader))
-    rows = _write(_counted(labelled, labels), folder.trace, settings)
+    rows = labeller.to_parquet(
+        TokenClock(records).annotate(reader),
+        folder.trace,
+        compression=settings.output.compression.value,
+    )
+    types = labeller.types()
     metadata["trace"] = {
         "kind": kind.value,
         "rows": rows,
@@ -146,7 +145,7 @@ def process(
         "unknown_policy": policy.value,
     }
     metadata["labels"] = {
-        "rows": dict(sorted(labels.items())),
+        "rows": dict(sorted(types.items())),
         "known_ranges": len(known.ranges),
         "known_ranges_recorded": len(known.added),
         "coverage": labeller.coverage(),
@@ -154,7 +153,7 @@ def process(
     }
     judge()
     write_text(folder.path / "metadata.json", to_json(metadata))  # to have if the rest fails
-    for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
+    for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, types, rows)):
         warn(note)
     if labeller.renumbered:
         warn(
@@ -327,23 +326,11 @@ def _labeller(
     return TraceLabeller(rules, unknown_policy=policy, ranges=ranges)
 
 
-def _counted(reader: pa.RecordBatchReader, labels: Counter[str]) -> pa.RecordBatchReader:
-    """The same rows; adds their region types to ``labels`` as they are read."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in reader:
-            for one in pc.value_counts(batch.column("region_type")).to_pylist():
-                labels[one["values"]] += one["counts"]
-            yield batch
-
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
-
-
 def _told_of_unknown(
-    policy: UnknownPolicy, left_out: int, labels: Counter[str], rows: int
+    policy: UnknownPolicy, left_out: int, types: Mapping[str, int], rows: int
 ) -> Iterator[str]:
     """Messages for the user about the rows that have no region type."""
-    unknown = labels[RegionType.UNKNOWN.value]
+    unknown = types.get(RegionType.UNKNOWN.value)
     if left_out:
         yield (
             f"{left_out:,} rows left out: nothing says what their memory holds "
@@ -354,23 +341,3 @@ def _told_of_unknown(
             f"{unknown:,} of {rows:,} rows are unknown: nothing says what their memory holds; "
             f"they stay in the trace (labeller.unknown_policy: {policy.value})"
         )
-
-
-def _write(reader: pa.RecordBatchReader, path: Path, settings: Settings) -> int:
-    from .parser import write_parquet
-
-    if settings.output.compression is Compression.ZSTD:
-        return write_parquet(reader, path)
-    from .._files import replacing
-
-    rows = 0
-    with (
-        replacing(path) as partial,
-        pq.ParquetWriter(
-            partial, reader.schema, compression=settings.output.compression.value
-        ) as writer,
-    ):
-        for batch in reader:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows

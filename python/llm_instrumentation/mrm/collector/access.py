@@ -63,13 +63,14 @@ class AccessFile:
         }
         self._open()
 
-    def _open(self) -> pa.RecordBatchReader:
-        reader, self._trace = native.parse("access", self._path, self._options)
-        return reader
+    def _open(self) -> native.RowStream:
+        rows = native.parse("access", self._path, self._options)
+        self._trace = rows.trace
+        return rows
 
     def reader(self) -> pa.RecordBatchReader:
         """All rows, sorted by time; ``length_bytes`` is the size of the access."""
-        return self._open()
+        return self._open().reader()
 
     def labelled(self) -> pa.RecordBatchReader:
         """All rows, with region_type and region_id for memory that the program named."""
@@ -78,7 +79,7 @@ class AccessFile:
             return self.reader()
         # Other rows stay unknown here. The labeller of a run labels them by their symbols.
         options = {"ranges": ranges, "rules": [], "policy": "keep"}
-        reader, _ = native.label(self.reader(), options)
+        reader = native.label(self._open(), options).reader()
         named = ",".join(sorted({one["region_type"] for one in ranges}))
         schema = reader.schema.with_metadata({**(reader.schema.metadata or {}), NAMED_KEY: named})
         return pa.RecordBatchReader.from_batches(

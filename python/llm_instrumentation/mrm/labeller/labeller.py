@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -118,9 +119,10 @@ class TraceLabeller:
         # The library's state for label(), kept between its calls. This call also checks the rules
         # and ranges.
         source = pa.RecordBatchReader.from_batches(_CHUNK_SCHEMA, self._chunks())
-        self._labelled, self._rows_trace = native.label(
+        rows = native.label(
             source, self._options("keep" if unknown_policy == "error" else unknown_policy)
         )
+        self._labelled, self._rows_trace = rows.reader(), rows.trace
 
     def _options(self, policy: str) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -172,8 +174,34 @@ class TraceLabeller:
             InvalidArgumentError: the policy is "error" and a row has no type. The returned reader
                 raises it.
         """
-        reader, self._trace = native.label(reader_of(trace), self._options(self.unknown_policy))
-        return reader
+        return self._label(trace).reader()
+
+    def to_parquet(
+        self, trace: TraceLike, path: str | os.PathLike[str], *, compression: str = "zstd"
+    ) -> int:
+        """Writes a whole trace with region_type and region_id set to a Parquet file.
+
+        The rows stay in libstrap between labelling and writing.
+
+        Args:
+            trace: as for :func:`..analyser.compute_all`.
+            path: the file. It appears when it is whole, and replaces one of that name.
+            compression: "zstd", "snappy", "gzip" or "none".
+
+        Returns:
+            The number of rows in the file.
+
+        Raises:
+            InvalidArgumentError: the policy is "error" and a row has no type, or the compression is
+                unknown.
+            NoSpaceError: the disk is full.
+        """
+        return native.write_parquet(self._label(trace), path, {"compression": compression})
+
+    def _label(self, trace: TraceLike) -> native.RowStream:
+        rows = native.label(reader_of(trace), self._options(self.unknown_policy))
+        self._trace = rows.trace
+        return rows
 
     def region_map(self) -> list[dict[str, Any]]:
         """A dict for each region of the rows labelled so far, in the order of their first rows."""
@@ -222,6 +250,15 @@ class TraceLabeller:
             "rows": sum(one["n_rows"] for one in known) / rows,
             "bytes": sum(one["n_bytes"] for one in known) / size,
         }
+
+    def types(self) -> dict[str, int]:
+        """How many of the labelled rows so far have which region type."""
+        found = {one["region_type"]: one["n_rows"] for one in self._table("label_coverage")}
+        unknown = found.pop(RegionType.UNKNOWN.value, 0)
+        if unknown and self.unknown_policy != "skip":
+            name = RegionType.RUNTIME if self.unknown_policy == "runtime" else RegionType.UNKNOWN
+            found[name.value] = found.get(name.value, 0) + unknown
+        return found
 
     @property
     def renumbered(self) -> int:

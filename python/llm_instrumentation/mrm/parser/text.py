@@ -55,13 +55,27 @@ class ParsedTrace(Iterator[dict[str, Any]]):
 
     def reader(self) -> pa.RecordBatchReader:
         """The rows from the beginning, as batches of :func:`..schema.arrow_schema`."""
-        reader, self._trace = native.parse(self._format, self._path, self._options)
-        return pa.RecordBatchReader.from_batches(reader.schema, _told(reader, self._trace))
+        rows = self._parse()
+        reader = rows.reader()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from reader
+            _warn_of_left_out(rows.trace)
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
         """Writes all rows to a zstd Parquet file, and returns their number."""
         with rows_bar(f"parsing {os.path.basename(self._path)}") as progress:
-            return native.write_parquet(self.reader(), path, None, progress)
+            rows = self._parse()
+            number = native.write_parquet(rows, path, None, progress)
+        _warn_of_left_out(rows.trace)
+        return number
+
+    def _parse(self) -> native.RowStream:
+        rows = native.parse(self._format, self._path, self._options)
+        self._trace = rows.trace
+        return rows
 
     def __iter__(self) -> ParsedTrace:
         return self
@@ -158,8 +172,7 @@ def _malformed_samples(trace: native.Trace) -> list[MalformedLine]:
     return [MalformedLine(row["line"], row["text"]) for row in rows]
 
 
-def _told(reader: pa.RecordBatchReader, trace: native.Trace) -> Iterator[pa.RecordBatch]:
-    yield from reader
+def _warn_of_left_out(trace: native.Trace) -> None:
     counts = trace.last_counts()
     if counts.malformed:
         first = _malformed_samples(trace)[0]
