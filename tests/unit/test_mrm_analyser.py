@@ -22,6 +22,7 @@ from llm_instrumentation.mrm.analyser import (
     compute_all,
     compute_distributions,
 )
+from llm_instrumentation.mrm.analyser.metrics import compute_all_and_distributions
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind, arrow_schema
 from llm_instrumentation.mrm.trace_reader import is_in_order
 
@@ -666,6 +667,18 @@ def test_accesses_allow_all_tables_and_are_the_default_kind():
     assert_same(tables_of(of_kind(Kind.ACCESSES)), tables_of(table()))
     with pytest.raises(InvalidArgumentError, match=r'mrm_trace_kind = "dreams": one of accesses'):
         compute_all(of_kind("dreams"))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_one_pass_gives_the_tables_and_warnings_of_both(kind):
+    rows, sizes = of_kind(kind), {"bins": 7, "cdf_points": 9}
+    with warnings.catch_warnings(record=True) as apart:
+        warnings.simplefilter("always")
+        expected = {**compute_all(rows), **compute_distributions(rows, **sizes)}
+    with warnings.catch_warnings(record=True) as together:
+        warnings.simplefilter("always")
+        assert_same(compute_all_and_distributions(rows, **sizes), expected)
+    assert [str(one.message) for one in together] == [str(one.message) for one in apart]
 
 
 def test_the_kind_of_a_file_is_that_of_its_metadata(tmp_path):

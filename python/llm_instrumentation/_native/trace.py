@@ -116,7 +116,7 @@ class Trace:
             self._lib.strap_trace_close(handle, None)
 
 
-class Rows:
+class RowStream:
     """Rows that libstrap makes while they are read. They can be read once.
 
     Attributes:
@@ -124,7 +124,7 @@ class Rows:
     """
 
     def __init__(
-        self, stream: ArrowArrayStream, trace: Trace, source: _Guard | Rows | None = None
+        self, stream: ArrowArrayStream, trace: Trace, source: _Guard | RowStream | None = None
     ) -> None:
         self.trace = trace
         self._reader = _reader(stream)
@@ -157,7 +157,7 @@ def parse(
     format: str,  # noqa: A002 - the word of strap.h
     path: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
-) -> Rows:
+) -> RowStream:
     """The rows of the text at ``path``, parsed when they are read.
 
     ``strap_trace_parse`` of strap.h lists the formats and options.
@@ -167,10 +167,12 @@ def parse(
         c_string(format, "format"), _path(path), _options(options), out, handle, error
     )
     check(status, error)
-    return Rows(out, Trace(handle.value))
+    return RowStream(out, Trace(handle.value))
 
 
-def label(source: pa.RecordBatchReader | Rows, options: Mapping[str, Any] | None = None) -> Rows:
+def label(
+    source: pa.RecordBatchReader | RowStream, options: Mapping[str, Any] | None = None
+) -> RowStream:
     """The rows of ``source`` with region_type and region_id, labelled when they are read.
 
     ``strap_trace_label`` of strap.h lists the options and tables.
@@ -179,7 +181,7 @@ def label(source: pa.RecordBatchReader | Rows, options: Mapping[str, Any] | None
     out, handle, error = ArrowArrayStream(), ctypes.c_uint64(), Error()
     status = library().strap_trace_label(rows.stream(), _options(options), out, handle, error)
     _check(rows, status, error)
-    return Rows(out, Trace(handle.value), rows)
+    return RowStream(out, Trace(handle.value), rows)
 
 
 def analyse(
@@ -247,7 +249,7 @@ def merge(
 
 
 def write_parquet(
-    source: pa.RecordBatchReader | Rows,
+    source: pa.RecordBatchReader | RowStream,
     path: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -296,17 +298,17 @@ class _Guard:
             raise self._error
 
 
-def _guarded(source: pa.RecordBatchReader | Rows) -> _Guard | Rows:
-    return source if isinstance(source, Rows) else _Guard(source)
+def _guarded(source: pa.RecordBatchReader | RowStream) -> _Guard | RowStream:
+    return source if isinstance(source, RowStream) else _Guard(source)
 
 
-def _check(rows: _Guard | Rows, status: int, error: Error) -> None:
+def _check(rows: _Guard | RowStream, status: int, error: Error) -> None:
     if status < 0:
         rows.raise_own()
     check(status, error)
 
 
-def _run(rows: _Guard | Rows, trace: Trace, progress: Progress | None) -> None:
+def _run(rows: _Guard | RowStream, trace: Trace, progress: Progress | None) -> None:
     try:
         trace.run(progress)
     except StrapError:

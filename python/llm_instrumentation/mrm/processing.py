@@ -231,15 +231,15 @@ def analyse(settings: AnalyserConfig, trace: Path) -> dict[str, Any]:
     These are the tables of the configured metrics, those that metrics.csv needs, all
     distributions, and the tables in tokens.
     """
-    from .analyser import compute_all, compute_distributions, compute_in_tokens
+    from .analyser import DISTRIBUTION_TABLES, compute_in_tokens
+    from .analyser.metrics import compute_all_and_distributions
 
-    tables = compute_all(trace)
-    wanted = {*tables_of(settings.metrics), *_NEEDED}
-    kept = {name: table for name, table in tables.items() if name in wanted}
-    distributions = compute_distributions(
+    tables = compute_all_and_distributions(
         trace, bins=settings.histogram_bins, cdf_points=settings.cdf_resolution
     )
-    return {**kept, **distributions, **compute_in_tokens(trace)}
+    wanted = {*tables_of(settings.metrics), *_NEEDED, *DISTRIBUTION_TABLES}
+    kept = {name: table for name, table in tables.items() if name in wanted}
+    return {**kept, **compute_in_tokens(trace)}
 
 
 def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:

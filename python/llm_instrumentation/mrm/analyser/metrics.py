@@ -200,6 +200,27 @@ def compute_distributions(
     return {name: give(table) for name, table in found.items()}
 
 
+def compute_all_and_distributions(
+    trace: TraceLike, *, bins: int = 100, cdf_points: int = 1000
+) -> dict[str, Any]:
+    """The tables of :func:`compute_all` and of :func:`compute_distributions`.
+
+    The trace is read once for all of them. Arguments, warnings and errors: as for these functions.
+    """
+    give = converter(as_arrow=False)
+    options = {
+        **options_of(0.5, None, None),
+        "bins": positive("bins", bins),
+        "cdf_points": positive("cdf_points", cdf_points),
+        "windows": 200,
+        "top": 20,
+    }
+    tables, reasons = _compute(trace, [*SUMMARY_TABLES, *DISTRIBUTION_TABLES], options)
+    for names in (SUMMARY_TABLES, DISTRIBUTION_TABLES):
+        warn_of_empty({name: reasons[name] for name in names if name in reasons})
+    return {name: give(table) for name, table in tables.items()}
+
+
 def _compute(
     trace: TraceLike, names: list[str], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:

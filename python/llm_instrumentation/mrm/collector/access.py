@@ -63,7 +63,7 @@ class AccessFile:
         }
         self._open()
 
-    def _open(self) -> native.Rows:
+    def _open(self) -> native.RowStream:
         rows = native.parse("access", self._path, self._options)
         self._trace = rows.trace
         return rows

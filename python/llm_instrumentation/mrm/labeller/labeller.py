@@ -198,7 +198,7 @@ class TraceLabeller:
         """
         return native.write_parquet(self._label(trace), path, {"compression": compression})
 
-    def _label(self, trace: TraceLike) -> native.Rows:
+    def _label(self, trace: TraceLike) -> native.RowStream:
         rows = native.label(reader_of(trace), self._options(self.unknown_policy))
         self._trace = rows.trace
         return rows

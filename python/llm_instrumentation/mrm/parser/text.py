@@ -72,7 +72,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
         _warn_of_left_out(rows.trace)
         return number
 
-    def _parse(self) -> native.Rows:
+    def _parse(self) -> native.RowStream:
         rows = native.parse(self._format, self._path, self._options)
         self._trace = rows.trace
         return rows

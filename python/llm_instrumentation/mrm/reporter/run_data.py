@@ -171,9 +171,9 @@ def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
     check_parquet_schema(trace, "trace")
     tables |= summarise_trace(trace).tables
     if "working_set_summary" not in tables:
-        from ..analyser import compute_all, compute_distributions
+        from ..analyser.metrics import compute_all_and_distributions
 
-        computed = {**compute_all(trace), **compute_distributions(trace)}
+        computed = compute_all_and_distributions(trace)
         tables |= {name: as_frame(table) for name, table in computed.items()}
     return tables
 
