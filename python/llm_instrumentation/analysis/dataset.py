@@ -29,7 +29,7 @@ from ..storage import check_local, url_of
 from .reading.elements import dtype_name, torch_dtype
 from .rows import COLUMNS
 from .token_rows.capture_tokens import LayersDifferError, Where
-from .token_rows.dataset_tokens import Batch, DatasetTokens, Wanted
+from .token_rows.dataset_tokens import Batch, DatasetTokens, ReadPlan
 from .training.pool import PoolOrder
 from .training.pool_rows import PoolRows
 from .training.shuffled import Field, ShuffledEpoch, ShuffledRows
@@ -353,9 +353,9 @@ class ActivationDataset(IterableDataset[Batch]):
         return sum(self._tokens.vector_bytes.values())
 
     def _windows(self, wanted: Iterable[Ints]) -> _Ahead:
-        """Reads tokens of all ranks, each time while those before are used."""
+        """Reads rows of all ranks, each time while those before are used."""
 
-        def plans() -> Iterator[Wanted]:
+        def plans() -> Iterator[ReadPlan]:
             for rows in wanted:
                 plan = self._tokens.plan(rows)
                 self._tokens.prefetch(plan)
@@ -363,8 +363,8 @@ class ActivationDataset(IterableDataset[Batch]):
 
         return _Ahead(self._read, _one_ahead(plans()))
 
-    def _read(self, wanted: Wanted) -> Batch:
-        return self._tokens.read(wanted, self.columns, self.dtype)
+    def _read(self, plan: ReadPlan) -> Batch:
+        return self._tokens.read(plan, self.columns, self.dtype)
 
     def _pool(self, size: int) -> PoolRows:
         """A buffer for `size` rows."""

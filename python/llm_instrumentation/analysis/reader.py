@@ -384,8 +384,8 @@ class ActivationReader:
                 f"the calls file of {self.path} lacks the calls of {vectors.left_out:,} "
                 f"activations of {layer!r}: their rows are left out"
             )
-        places = vectors.kept(padding, without_tokens, refused)
-        return Rows(vectors, np.arange(vectors.tokens) if places is None else places)
+        numbers = vectors.kept(padding, without_tokens, refused)
+        return Rows(vectors, np.arange(vectors.tokens) if numbers is None else numbers)
 
     def _vectors(
         self, layer: str, steps: Selector, requests: Any, tokenizer: Any, without_calls: bool

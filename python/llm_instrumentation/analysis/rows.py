@@ -143,9 +143,9 @@ class Rows(Sequence["Row"]):
             tokens are padding. All of their tokens have rows.
     """
 
-    def __init__(self, source: LayerTokens, places: Ints) -> None:
+    def __init__(self, source: LayerTokens, numbers: Ints) -> None:
         self._source = source
-        self._places = places  # of the tokens, in all tokens of the layer
+        self._numbers = numbers  # of the tokens, among all tokens of the layer
         self.layer = source.layer
         self.shape = source.shape
         self.dtype = source.dtype
@@ -153,7 +153,7 @@ class Rows(Sequence["Row"]):
         self.unknown_padding = source.unknown_padding
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, at: int) -> Row: ...
@@ -166,17 +166,17 @@ class Rows(Sequence["Row"]):
             IndexError: there is no such row.
         """
         if isinstance(at, slice):
-            return Rows(self._source, self._places[at])
+            return Rows(self._source, self._numbers[at])
         indices = np.asarray(at)
         if indices.ndim > 1:
             raise IndexError(f"indices of shape {list(indices.shape)}: rows have one axis")
         if indices.ndim == 1:
-            return Rows(self._source, self._places[indices if len(indices) else []])
+            return Rows(self._source, self._numbers[indices if len(indices) else []])
         place = operator.index(at)
         if not -len(self) <= place < len(self):
             raise IndexError(f"row {place} of {len(self)}")
         place %= len(self)
-        return self._row(Rows(self._source, self._places[place : place + 1]))
+        return self._row(Rows(self._source, self._numbers[place : place + 1]))
 
     def __iter__(self) -> Iterator[Row]:
         return (self[place] for place in range(len(self)))
@@ -210,7 +210,7 @@ class Rows(Sequence["Row"]):
         Raises:
             InvalidArgumentError: there is no such column; or "text" without a tokenizer.
         """
-        return self._source.columns([name], self._places)[name]
+        return self._source.columns([name], self._numbers)[name]
 
     def at(
         self,
@@ -281,13 +281,13 @@ class Rows(Sequence["Row"]):
         import torch
 
         values = torch.empty((len(self), *self.shape), dtype=torch_dtype(self.dtype), device="cpu")
-        self._source.read(self._places, values.data_ptr())
+        self._source.read(self._numbers, values.data_ptr())
         return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
 
     def to_numpy(self, dtype: Any = None) -> npt.NDArray[Any]:
         """The vectors as an array, shape [rows, *shape]; types as in `Activation.to_numpy`."""
         flat = np.empty(len(self) * math.prod(self.shape), storage_dtype(self.dtype))
-        self._source.read(self._places, flat.ctypes.data)
+        self._source.read(self._numbers, flat.ctypes.data)
         values = from_storage(flat, self.dtype).reshape(len(self), *self.shape)
         return values if dtype is None else values.astype(numpy_dtype(dtype_name(dtype)))
 

@@ -96,8 +96,8 @@ def _of_vectors(
         NotTokenAlignedError: the tensor has no vector for each token.
     """
     rows = reader.rows(activation.name, steps=[step], padding=True, refused=True)
-    places = rows._source.of_matrix(activation.row, lead)
-    return None if places is None else GivenTokens(*rows._source.given(places))
+    numbers = rows._source.of_matrix(activation.row, lead)
+    return None if numbers is None else GivenTokens(*rows._source.given(numbers))
 
 
 def _of_attention(reader: ActivationReader, activation: Activation, batch_row: int) -> Axes:

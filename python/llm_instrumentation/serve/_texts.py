@@ -215,7 +215,7 @@ class Texts:
             else:
                 of = rows.column("batch_row") == text.row
             rows = rows[np.flatnonzero(of)]
-            rows = self._kept[key] = rows[rows._source.unmasked(rows._places)]
+            rows = self._kept[key] = rows[rows._source.unmasked(rows._numbers)]
             while len(self._kept) > _KEPT_ROWS:
                 self._kept.popitem(last=False)
         return rows

@@ -258,8 +258,8 @@ def _sharing(rows: Rows, first: Rows) -> Rows:
 
     So an export of many layers has 8 bytes in memory for each row, not for each row and layer.
     """
-    same = np.array_equal(rows._places, first._places)
-    return Rows(rows._source, first._places) if same else rows
+    same = np.array_equal(rows._numbers, first._numbers)
+    return Rows(rows._source, first._numbers) if same else rows
 
 
 def _taken(rows: list[Rows], chosen: Ints) -> list[Rows]:

@@ -20,7 +20,7 @@ _MOST_ROWS = 4096  # of a chunk
 _CHUNK_BYTES = 512 << 10
 _ALIGNMENT = 16  # no element is larger
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 # The bytes of several activations; then of one of them: its first byte, stored type and shape.
@@ -51,7 +51,7 @@ class Ahead:
 
     __slots__ = ("_catalogue", "_chunk", "_lock", "_next", "_packets", "_rows", "_want")
 
-    def __init__(self, packets: PacketReader, catalogue: Catalogue, rows: Rows) -> None:
+    def __init__(self, packets: PacketReader, catalogue: Catalogue, rows: RowNumbers) -> None:
         self._packets = packets
         self._catalogue = catalogue
         self._rows = rows

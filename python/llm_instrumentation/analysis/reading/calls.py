@@ -17,7 +17,7 @@ from ...errors import CorruptError
 from ..rows import NoCallsError, NotTokenAlignedError
 from .columns import plain
 
-__all__ = ["Calls", "CallsOf", "Chosen"]
+__all__ = ["Calls", "CallsOf", "LayerCalls"]
 
 Ints = npt.NDArray[np.int64]
 _Found = TypeVar("_Found")
@@ -46,8 +46,8 @@ class CallsOf(NamedTuple):
     rank: int | None = None
 
 
-class Chosen(NamedTuple):
-    """For each of some activations the call that it belongs to.
+class LayerCalls(NamedTuple):
+    """For each of a layer's activations the call that it belongs to.
 
     Attributes:
         first: the call's first row in the table; -1: there is no call.
@@ -284,7 +284,7 @@ class Calls:
 
     def of_layer(
         self, model: str, layer: str, steps: Ints, ranks: Ints, of_encoder: bool = False
-    ) -> Chosen:
+    ) -> LayerCalls:
         """The calls to which the activations of a layer belong.
 
         A step may have several calls, of modules side by side. A layer belongs to the call of a
@@ -324,7 +324,7 @@ class Calls:
             )
             tokens[found] = np.where(least == most, least, 0)[call]
             total[found] = np.add.reduceat(np.maximum(positions.lengths, 0), self._first)[call]
-        return Chosen(first, rows, tokens, total, decoder)
+        return LayerCalls(first, rows, tokens, total, decoder)
 
     def _keys(self, steps: Ints, ranks: Ints) -> Ints:
         """A number for each pair of step and rank; the step alone for a single stream."""

@@ -25,7 +25,7 @@ TWIN_SUFFIX = "!float32"
 TWIN_TRANSFORM = "overflow_float32"
 PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -51,7 +51,7 @@ class Alike(NamedTuple):
     """
 
     dtype: str
-    shapes: Rows
+    shapes: RowNumbers
 
 
 class Catalogue:
@@ -78,8 +78,8 @@ class Catalogue:
         self._incomplete: dict[int, str] = {}
         noted = self._valid("error")
         single = self._group(~noted)
-        self.activations: Rows = np.flatnonzero(single)
-        self.missing: Rows = np.union1d(
+        self.activations: RowNumbers = np.flatnonzero(single)
+        self.missing: RowNumbers = np.union1d(
             np.flatnonzero(noted), np.fromiter(self._incomplete, np.int64)
         )
 
@@ -111,7 +111,7 @@ class Catalogue:
         return tuple(self.names[code] for code in codes)
 
     @functools.cached_property
-    def rows_by_name(self) -> dict[str, Rows]:
+    def rows_by_name(self) -> dict[str, RowNumbers]:
         """The activations of each name, in capture order; names in order of appearance."""
         codes = self.codes[self.activations]
         order = np.argsort(codes, kind="stable")
@@ -152,7 +152,7 @@ class Catalogue:
         plain[[*self.parts, *self.twins]] = False
         return plain
 
-    def forms(self, rows: Rows) -> tuple[list[str], list[tuple[int, ...]]]:
+    def forms(self, rows: RowNumbers) -> tuple[list[str], list[tuple[int, ...]]]:
         """Stored types and shapes of plain activations."""
         ndim, start, lengths = self.columns.shapes()
         codes, names = self.texts("stored_dtype")
@@ -163,7 +163,7 @@ class Catalogue:
             shapes.append(same.setdefault(shape, shape))
         return [names[code] for code in codes[rows].tolist()], shapes
 
-    def alike(self, rows: Rows, dim: int | None = None) -> Alike | None:
+    def alike(self, rows: RowNumbers, dim: int | None = None) -> Alike | None:
         """The type and shapes of plain activations; None unless all have one type and shape.
 
         Args:

@@ -13,7 +13,7 @@ from .snapshot import Snapshot
 
 __all__ = ["windows"]
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 # A tensor has no twin if the index has grown more often than this without it. A twin follows its
 # tensor in the stream directly, or after packets of other threads.
@@ -23,7 +23,7 @@ _PATIENCE = 2
 _TINY_MEAN_SQUARE = 2.0**-24
 
 
-def windows(snapshot: Snapshot) -> Iterator[tuple[Snapshot | None, Rows]]:
+def windows(snapshot: Snapshot) -> Iterator[tuple[Snapshot | None, RowNumbers]]:
     """Follows a capture to its end, beginning with the rows of a snapshot.
 
     Yields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,9 @@ from ..reader import ActivationReader
 from ..rows import Rows
 from .layer_tokens import LayerTokens
 
-__all__ = ["CaptureTokens", "LayersDifferError", "Plan", "Where"]
+__all__ = ["CaptureTokens", "LayersDifferError", "Where"]
 
 Ints = npt.NDArray[np.int64]
-
-#: Ranges to read, as for `Snapshot.read_elements`, by the type of their values.
-Plan: TypeAlias = "dict[str, list[Ints]]"
 
 #: Chooses tokens: receives the rows of a layer, returns a bool for each.
 Where = Callable[[Rows], npt.NDArray[np.bool_]]
@@ -77,61 +74,51 @@ class CaptureTokens:
         for layer in self.layers[1:]:
             if difference := first.difference(layer):
                 raise LayersDifferError(f"{reader.path}: {difference}")
-        self._places = first.kept(padding, without_tokens)  # None: all
+        self._numbers = first.kept(padding, without_tokens)  # None: all
         if where is not None:
-            places = np.arange(first.tokens) if self._places is None else self._places
-            kept = np.asarray(where(Rows(first, places)))
-            if kept.dtype != np.bool_ or kept.shape != places.shape:
+            rows = self.rows(first.layer)
+            kept = np.asarray(where(rows))
+            if kept.dtype != np.bool_ or kept.shape != (len(rows),):
                 raise LayersDifferError(
                     f"where returned {kept.dtype} {list(kept.shape)}: return one bool for each of "
-                    f"the {len(places)} rows"
+                    f"the {len(rows)} rows"
                 )
-            self._places = places[kept]
+            self._numbers = rows._numbers[kept]
 
     def __len__(self) -> int:
-        return self.layers[0].tokens if self._places is None else len(self._places)
+        return self.layers[0].tokens if self._numbers is None else len(self._numbers)
 
     def rows(self, layer: str) -> Rows:
         """The rows of a layer."""
         found = next(one for one in self.layers if one.layer == layer)
-        return Rows(found, np.arange(found.tokens) if self._places is None else self._places)
+        return Rows(found, np.arange(found.tokens) if self._numbers is None else self._numbers)
 
     def update(self, digest: Any) -> None:
         """Adds which tokens are chosen to a digest."""
-        digest.update(b"all" if self._places is None else self._places.data)
+        digest.update(b"all" if self._numbers is None else self._numbers.data)
 
     def forget(self) -> None:
-        """Frees the columns of the calls that were read, until they are needed again."""
+        """Frees packets that were read ahead, and columns of calls, until they are needed again."""
+        self.reader._snapshot.prefetch(np.empty(0, np.int64))
         if self.reader._calls is not None:
             self.reader._calls.forget()
 
-    def _places_of(self, rows: Ints) -> Ints:
-        return rows if self._places is None else self._places[rows]
+    def _numbers_of(self, rows: Ints) -> Ints:
+        return rows if self._numbers is None else self._numbers[rows]
 
-    def plan(self, rows: Ints, begins: Sequence[int]) -> Plan:
-        """What to read for rows: the ranges of each type of values.
+    def ranges(self, rows: Ints, begins: Sequence[int]) -> dict[str, Ints]:
+        """What to read for rows, as for `Snapshot.read_elements`, by the type of the values.
 
         Args:
             rows: the rows.
             begins: for each layer, the place of its first vector; the others follow it.
         """
-        spans = self.layers[0].spans(self._places_of(rows))
-        plan: Plan = {}
+        spans = self.layers[0].spans(self._numbers_of(rows))
+        found: dict[str, list[Ints]] = {}
         for layer, begin in zip(self.layers, begins, strict=True):
-            plan.setdefault(layer.dtype, []).append(layer.ranges(spans, begin))
-        return plan
-
-    def prefetch(self, plan: Plan) -> None:
-        """Lets the disk bring what a plan reads. An empty plan gives the memory back."""
-        rows = [part[:, 0] for ranges in plan.values() for part in ranges]
-        self.reader._snapshot.prefetch(np.concatenate([np.empty(0, np.int64), *rows]))
-
-    def read(self, plan: Plan, address: int, room: int) -> None:
-        """Decodes what is planned to its places in `room` bytes at `address`."""
-        for dtype, ranges in plan.items():
-            all_ranges = np.concatenate(ranges) if len(ranges) > 1 else ranges[0]
-            self.reader._snapshot.read_elements(all_ranges, dtype, address, room)
+            found.setdefault(layer.dtype, []).append(layer.ranges(spans, begin))
+        return {dtype: np.concatenate(ranges) for dtype, ranges in found.items()}
 
     def columns(self, names: Iterable[str], rows: Ints) -> dict[str, npt.NDArray[Any]]:
         """Columns of rows by name, as `Rows.column`."""
-        return self.layers[0].columns(names, self._places_of(rows))
+        return self.layers[0].columns(names, self._numbers_of(rows))

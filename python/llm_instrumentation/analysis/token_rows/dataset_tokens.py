@@ -16,9 +16,9 @@ import torch
 from ..reader import ActivationReader
 from ..reading.elements import torch_dtype
 from ..training.recycled import Recycled
-from .capture_tokens import CaptureTokens, LayersDifferError, Plan
+from .capture_tokens import CaptureTokens, LayersDifferError
 
-__all__ = ["Batch", "DatasetTokens", "Wanted"]
+__all__ = ["Batch", "DatasetTokens", "ReadPlan"]
 
 _ALIGNMENT = 64  # of the vectors of a layer
 
@@ -26,16 +26,16 @@ Batch = dict[str, Any]
 Ints = npt.NDArray[np.int64]
 
 
-class Wanted(NamedTuple):
-    """What to read for some tokens.
+class ReadPlan(NamedTuple):
+    """What to read for some rows.
 
     Attributes:
-        plans: for each run of tokens of one capture: the capture, its own tokens, what to read.
+        parts: for each run of rows of one capture: the capture, its own rows, what to read.
         begins: where the vectors of each layer begin; then where they all end.
-        rows: the number of tokens.
+        rows: the number of rows.
     """
 
-    plans: list[tuple[CaptureTokens, Ints, Plan]]
+    parts: list[tuple[CaptureTokens, Ints, dict[str, Ints]]]
     begins: list[int]
     rows: int
 
@@ -46,11 +46,12 @@ class DatasetTokens:
     Args: see `ActivationDataset`.
 
     Attributes:
+        sets: the tokens of each capture.
         names: the layers.
         shapes: the shape of a vector, by layer.
         dtypes: the stored type of the values, by layer.
         vector_bytes: of a vector, by layer.
-        rows: the number of tokens.
+        rows: the number of tokens that are chosen; each is a row.
         left_out: activations that are not used; see `CaptureTokens`.
     """
 
@@ -107,13 +108,13 @@ class DatasetTokens:
             tokens.update(digest)
         return digest.hexdigest()
 
-    def plan(self, rows: Ints) -> Wanted:
-        """Finds out what to read for tokens."""
+    def plan(self, rows: Ints) -> ReadPlan:
+        """Finds out what to read for rows."""
         sizes = [len(rows) * size for size in self.vector_bytes.values()]
         aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
         begins = np.cumsum([0, *aligned]).tolist()
         of = np.searchsorted(self._starts, rows, side="right") - 1
-        plans = []
+        parts = []
         done = 0
         while done < len(rows):  # the rows of one capture that stand next to each other
             others = np.flatnonzero(of[done:] != of[done])
@@ -124,39 +125,41 @@ class DatasetTokens:
                 begin + done * size
                 for begin, size in zip(begins, self.vector_bytes.values(), strict=False)
             ]
-            plans.append((tokens, own, tokens.plan(own, firsts)))
+            parts.append((tokens, own, tokens.ranges(own, firsts)))
             done = end
-        return Wanted(plans, begins, len(rows))
+        return ReadPlan(parts, begins, len(rows))
 
-    def prefetch(self, wanted: Wanted) -> None:
+    def prefetch(self, plan: ReadPlan) -> None:
         """Lets the disk bring what `read` will read."""
-        for tokens, _, plan in wanted.plans:
-            tokens.prefetch(plan)
+        for tokens, _, ranges in plan.parts:
+            activations = np.concatenate([its[:, 0] for its in ranges.values()])
+            tokens.reader._snapshot.prefetch(activations)
 
-    def read(self, wanted: Wanted, columns: Sequence[str], dtype: str | None) -> Batch:
-        """The vectors and columns of tokens, in their order.
+    def read(self, plan: ReadPlan, columns: Sequence[str], dtype: str | None) -> Batch:
+        """The vectors and columns of rows, in their order.
 
         Args:
-            wanted: the tokens.
+            plan: what to read.
             columns: names of columns.
             dtype: type of the values; None: as stored.
         """
         found: Batch = {}
-        room = self._memory.take(wanted.begins[-1])
-        for begin, name in zip(wanted.begins, self.names, strict=False):
-            raw = room[begin : begin + wanted.rows * self.vector_bytes[name]]
+        room = self._memory.take(plan.begins[-1])
+        for begin, name in zip(plan.begins, self.names, strict=False):
+            raw = room[begin : begin + plan.rows * self.vector_bytes[name]]
             typed = raw.view(torch_dtype(self.dtypes[name]))
-            found[name] = typed.view(wanted.rows, *self.shapes[name])
+            found[name] = typed.view(plan.rows, *self.shapes[name])
         texts: dict[str, Any] = {name: [] for name in columns}
-        for tokens, own, plan in wanted.plans:
-            tokens.read(plan, room.data_ptr(), len(room))
+        for tokens, own, ranges in plan.parts:
+            for stored, its in ranges.items():
+                tokens.reader._snapshot.read_elements(its, stored, room.data_ptr(), len(room))
             for name, values in tokens.columns(columns, own).items():
                 texts[name].append(values)
         if dtype is not None:
             for name in self.names:
                 found[name] = self._converted(found[name], torch_dtype(dtype))
-        for name, parts in texts.items():
-            values = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        for name, pieces in texts.items():
+            values = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
             is_text = values.dtype.kind == "O"
             found[name] = values.tolist() if is_text else _tensor(values)
         return found
@@ -172,7 +175,6 @@ class DatasetTokens:
         """Frees memory that only reading needs, until it is needed again."""
         self._memory = Recycled()
         for tokens in self.sets:
-            tokens.prefetch({})
             tokens.forget()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +12,15 @@ import numpy.typing as npt
 from ...core.last_position import TRANSFORM as LAST_POSITION
 from ...core.tensors.layouts import Layouts
 from ...errors import InvalidArgumentError
-from ..reading.calls import Calls, Chosen
+from ..reading.calls import Calls, LayerCalls
 from ..reading.elements import element_size
 from ..rows import COLUMNS, NoCallsError, NotTokenAlignedError
-from .layout import (
-    TokenLayout,
-    fits,
-    is_flattened_inside,
-    sequence_first_of_relatives,
-)
+from .layout import fits, is_flattened_inside, sequence_first_of_relatives
 
 if TYPE_CHECKING:
     from ..reading.snapshot import Snapshot
 
-__all__ = ["LayerTokens", "Spans"]
+__all__ = ["LayerTokens"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,25 +34,11 @@ _EXPERT = re.compile(r"(^|\.)experts\.\d+(\.|$)")
 _PIECE = 1 << 17  # tokens whose masks are looked at together
 
 
-class Spans(NamedTuple):
-    """Tokens that follow each other.
-
-    Attributes:
-        at: which of the layer's activations they are in.
-        local: the number of the first one among the tokens of its activation.
-        length: how many tokens.
-    """
-
-    at: Ints
-    local: Ints
-    length: Ints
-
-
 class LayerTokens:
     """All tokens of a layer, also those of padding, and where their vectors are.
 
-    A token's place is its number among the tokens of all the layer's activations, in capture order;
-    in an activation tokens stand in the order of their rows in the batch.
+    Tokens are numbered through all the layer's activations, in capture order; in an activation
+    they stand in the order of their rows in the batch.
 
     Args:
         snapshot: the capture.
@@ -98,20 +79,19 @@ class LayerTokens:
         )
         self._side = "decoder_" if chosen.decoder else ""
         shapes = self._shapes()
-        self._layout = self._find_layout(shapes)
-        self._heads = (
-            int(shapes[0, self._layout.axes.index("h")]) if "h" in self._layout.axes else 1
-        )
-        width = int(shapes[0, self._layout.axes.index("w")])
-        self.shape = (self._heads, width) if "h" in self._layout.axes else (width,)
+        # What each axis is, and whether only the last token of each row is there; see `fits`.
+        self._axes, self._last = self._find_axes(shapes)
+        self._heads = int(shapes[0, self._axes.index("h")]) if "h" in self._axes else 1
+        width = int(shapes[0, self._axes.index("w")])
+        self.shape = (self._heads, width) if "h" in self._axes else (width,)
         self._check_width(shapes)
         # The length of the axis of tokens.
-        self._along = shapes[:, self._layout.axes.index("t")]
+        self._along = shapes[:, self._axes.index("t")]
         self.dtype = self._common_dtype()
         unread = None if calls is None else calls.unread_mask(self._side)
         self._unread = None if unread is None or not unread[self._first].any() else unread
         self.unknown_padding = 0 if self._unread is None else int(self._unread[self._first].sum())
-        there = self._rows if self._layout.last else self._total
+        there = self._rows if self._last else self._total
         self._ends = np.cumsum(there)
         self._starts = self._ends - there
 
@@ -141,7 +121,7 @@ class LayerTokens:
                 f"{self.layer!r} returns a vector for each pair of places, not for each token"
             )
 
-    def _choose(self, activations: Ints, steps: Ints) -> Chosen:
+    def _choose(self, activations: Ints, steps: Ints) -> LayerCalls:
         if self._calls is None:
             return self._by_shape(activations)
         if self._calls.shares(self.model, self._module):
@@ -164,7 +144,7 @@ class LayerTokens:
             )
         return chosen
 
-    def _by_shape(self, activations: Ints) -> Chosen:
+    def _by_shape(self, activations: Ints) -> LayerCalls:
         """Rows and tokens as the shapes [batch, tokens, width] and [tokens, width] say."""
         rows, tokens = [], []
         for activation in activations.tolist():
@@ -183,7 +163,7 @@ class LayerTokens:
             rows.append(shape[0] if len(shape) == 3 else 1)
             tokens.append(shape[-2])
         unknown, (of_batch, each) = np.full(len(rows), -1), np.array([rows, tokens])
-        return Chosen(unknown, of_batch, each, of_batch * each, False)
+        return LayerCalls(unknown, of_batch, each, of_batch * each, False)
 
     def _shapes(self) -> Ints:
         """The shapes of the activations, [activations, dimensions]."""
@@ -195,7 +175,7 @@ class LayerTokens:
         shapes: Ints = lengths[start[self._activations, None] + np.arange(int(several[0]))]
         return shapes
 
-    def _find_layout(self, shapes: Ints) -> TokenLayout:
+    def _find_axes(self, shapes: Ints) -> tuple[str, bool]:
         transform, transforms = self.snapshot.catalogue.texts("transform")
         codes = np.unique(transform[self._activations])
         names = {transforms[code] if code >= 0 else None for code in codes.tolist()}
@@ -216,7 +196,7 @@ class LayerTokens:
         if found == ["tw"]:
             self._check_flattened(shapes)
         if len(found) == 1:
-            return TokenLayout(found[0], last)
+            return found[0], last
         if found:
             raise NotTokenAlignedError(
                 f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, and "
@@ -284,7 +264,7 @@ class LayerTokens:
         )
 
     def _check_width(self, shapes: Ints) -> None:
-        for axis, letter in enumerate(self._layout.axes):
+        for axis, letter in enumerate(self._axes):
             column = shapes[:, axis]
             if letter in "hw" and (column != column[0]).any():
                 odd = int(np.flatnonzero(column != column[0])[0])
@@ -325,7 +305,7 @@ class LayerTokens:
                 f"{self.layer!r} has {one[2]} rows with {one[3]} tokens in step {one[0]}, "
                 f"{other.layer!r} has {two[2]} rows with {two[3]} tokens in step {two[0]}"
             )
-        if self._layout.last != other._layout.last:
+        if self._last != other._last:
             return f"only one of {self.layer!r} and {other.layer!r} has all positions"
         return ""
 
@@ -337,7 +317,7 @@ class LayerTokens:
     def kept(
         self, padding: bool, without_tokens: Iterable[int], refused: bool = False
     ) -> Ints | None:
-        """The places of the tokens that the masks keep and that are not left out; None: all.
+        """The numbers of the tokens that the masks keep and that are not left out; None: all.
 
         Args:
             padding: also those that the masks leave out.
@@ -347,9 +327,9 @@ class LayerTokens:
         left_out = np.array(sorted(without_tokens), np.int64)
         pieces = []
         for first in range(0, self.tokens, _PIECE):
-            places = np.arange(first, min(first + _PIECE, self.tokens))
-            row, token, _ = self._find(places)
-            keep = np.ones(len(places), np.bool_) if padding else self.unmasked(places)
+            numbers = np.arange(first, min(first + _PIECE, self.tokens))
+            row, token, _ = self._find(numbers)
+            keep = np.ones(len(numbers), np.bool_) if padding else self.unmasked(numbers)
             if self._calls is not None and not refused:
                 keep &= self._calls.accepted(row, token)
             if len(left_out):
@@ -362,7 +342,7 @@ class LayerTokens:
         return np.flatnonzero(np.concatenate(pieces))
 
     def of_matrix(self, activation: int, lead: int) -> Ints | None:
-        """The places of the tokens whose vectors are the rows of a matrix of a tensor.
+        """The numbers of the tokens whose vectors are the rows of a matrix of a tensor.
 
         Args:
             activation: the row of the tensor in the index.
@@ -378,36 +358,36 @@ class LayerTokens:
         if not len(found):
             raise NoCallsError(f"the calls file has no call for this tensor of {self.layer!r}")
         at = int(found[0])
-        axes, along = self._layout.axes, int(self._along[at])
+        axes, along = self._axes, int(self._along[at])
         if axes == "bthw":
             return None
         if axes == "tbw":
             local = lead + along * np.arange(int(self._rows[at]))
         else:
             local = lead // self._heads * along + np.arange(along)
-        places: Ints = self._starts[at] + local
-        return places
+        numbers: Ints = self._starts[at] + local
+        return numbers
 
-    def given(self, places: Ints) -> tuple[Ints, Ints, str]:
+    def given(self, numbers: Ints) -> tuple[Ints, Ints, str]:
         """For tokens: their rows in the calls file, their places in these rows, and their side.
 
         The side is "" or "decoder_".
         """
-        rows, tokens, _ = self._find(places)
+        rows, tokens, _ = self._find(numbers)
         return rows, tokens, self._side
 
-    def unmasked(self, places: Ints) -> npt.NDArray[np.bool_]:
+    def unmasked(self, numbers: Ints) -> npt.NDArray[np.bool_]:
         """Whether the masks keep tokens; all, if there are no calls."""
         if self._calls is None:
-            return np.ones(len(places), np.bool_)
-        row, token, _ = self._find(places)
+            return np.ones(len(numbers), np.bool_)
+        row, token, _ = self._find(numbers)
         return self._calls.lists(f"{self._side}mask").at(row, token, True)
 
-    def _find(self, places: Ints) -> tuple[Ints, Ints, Ints]:
+    def _find(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """For tokens: the row in the calls file, the place in that row, and the activation."""
-        at = np.searchsorted(self._ends, places, side="right")
-        local = places - self._starts[at]
-        if self._layout.last:
+        at = np.searchsorted(self._ends, numbers, side="right")
+        local = numbers - self._starts[at]
+        if self._last:
             return self._first[at] + local, self._tokens[at] - 1, at
         each = self._tokens[at]
         if self._calls is not None and not each.all():  # packed
@@ -416,13 +396,13 @@ class LayerTokens:
         batch_row, token = np.divmod(local, each)
         return self._first[at] + batch_row, token, at
 
-    def columns(self, names: Iterable[str], places: Ints) -> dict[str, npt.NDArray[Any]]:
+    def columns(self, names: Iterable[str], numbers: Ints) -> dict[str, npt.NDArray[Any]]:
         """Columns of tokens, by name.
 
         Raises:
             InvalidArgumentError: there is no such column; or "text" without a tokenizer.
         """
-        found = self._find(places)
+        found = self._find(numbers)
         return {name: self._column(name, *found) for name in names}
 
     def _column(self, name: str, row: Ints, token: Ints, at: Ints) -> npt.NDArray[Any]:
@@ -473,19 +453,24 @@ class LayerTokens:
 
     # ---- values ---------------------------------------------------------------
 
-    def spans(self, places: Ints) -> Spans:
-        """Joins tokens that follow each other in one tensor."""
-        at = np.searchsorted(self._ends, places, side="right")
-        local = places - self._starts[at]
+    def spans(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Joins tokens that follow each other in one tensor.
+
+        Returns:
+            For each span the number of its activation among the layer's, the number of its first
+            token among those of the activation, and how many tokens.
+        """
+        at = np.searchsorted(self._ends, numbers, side="right")
+        local = numbers - self._starts[at]
         joins = (at[1:] == at[:-1]) & (local[1:] == local[:-1] + 1)
         begins = np.flatnonzero(np.append(len(at) > 0, ~joins))
-        return Spans(at[begins], local[begins], np.diff(np.append(begins, len(at))))
+        return at[begins], local[begins], np.diff(np.append(begins, len(at)))
 
-    def ranges(self, spans: Spans, begin: int = 0) -> Ints:
+    def ranges(self, spans: tuple[Ints, Ints, Ints], begin: int = 0) -> Ints:
         """The elements of tokens and the places of their vectors, which follow each other.
 
         Args:
-            spans: the tokens.
+            spans: the tokens, as `spans` gives them.
             begin: the place of the first vector.
 
         Returns:
@@ -493,7 +478,7 @@ class LayerTokens:
         """
         at, local, count = spans
         size = self._heads * self.shape[-1]
-        if self._layout.axes == "bhtw":  # the heads of a token lie apart
+        if self._axes == "bhtw":  # the heads of a token lie apart
             local = np.repeat(local - np.cumsum(count) + count, count) + np.arange(count.sum())
             at = np.repeat(at, count)
             tokens = self._along[at]
@@ -502,7 +487,7 @@ class LayerTokens:
             local = (head * tokens[:, None] + token[:, None]).reshape(-1)
             at, size = np.repeat(at, self._heads), self.shape[-1]
             count = np.ones(len(at), np.int64)
-        elif self._layout.axes == "tbw":  # the tokens of a text lie apart
+        elif self._axes == "tbw":  # the tokens of a text lie apart
             local = np.repeat(local - np.cumsum(count) + count, count) + np.arange(count.sum())
             at = np.repeat(at, count)
             batch_row, token = np.divmod(local, self._along[at])
@@ -514,10 +499,10 @@ class LayerTokens:
         found[:, 3] = begin + np.cumsum(lengths) - lengths
         return found
 
-    def read(self, places: Ints, address: int) -> None:
+    def read(self, numbers: Ints, address: int) -> None:
         """Decodes the vectors of tokens one after the other, from `address` on."""
-        room = len(places) * self.vector_bytes
-        self.snapshot.read_elements(self.ranges(self.spans(places)), self.dtype, address, room)
+        room = len(numbers) * self.vector_bytes
+        self.snapshot.read_elements(self.ranges(self.spans(numbers)), self.dtype, address, room)
 
     @property
     def vector_bytes(self) -> int:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..reading.calls import Calls, Chosen
+from ..reading.calls import Calls, LayerCalls
 from ..rows import NotTokenAlignedError
 
 if TYPE_CHECKING:
     from ..reading.catalogue import Catalogue
 
-__all__ = ["TokenLayout", "fits", "is_flattened_inside", "sequence_first_of_relatives"]
+__all__ = ["fits", "is_flattened_inside", "sequence_first_of_relatives"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-class TokenLayout(NamedTuple):
-    """How the vectors of tokens lie in a tensor.
-
-    Attributes:
-        axes: what each axis is: "b" batch, "t" tokens, "h" heads, "w" width. Without "b" the
-            tokens of all rows are packed, as also where "b" is 1 and there are more rows.
-        last: only the last token of each row is there.
-    """
-
-    axes: str
-    last: bool = False
-
-
 def fits(shapes: Ints, rows: Ints, tokens: Ints, total: Ints, last: bool) -> dict[str, Mask]:
     """For each layout that the number of dimensions allows: which activations have its shape.
+
+    A layout is a letter for each axis: "b" batch, "t" tokens, "h" heads, "w" width. Without "b" the
+    tokens of all rows are packed, as also where "b" is 1 and there are more rows.
 
     Args:
         shapes: of the activations, [activations, dimensions].
@@ -133,7 +123,7 @@ def _told(
         catalogue.numbers(name)[activations].astype(np.int64) for name in ("step", "rank")
     )
     try:
-        chosen: Chosen = calls.of_layer(model, layer, steps, ranks)
+        chosen: LayerCalls = calls.of_layer(model, layer, steps, ranks)
     except NotTokenAlignedError:  # it has several calls in a step
         return set()
     known = (chosen.first >= 0) & (chosen.tokens > 0)

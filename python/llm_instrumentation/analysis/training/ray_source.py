@@ -101,8 +101,8 @@ class CaptureSource(Datasource):  # type: ignore[misc]
                     f"{capture} has {tokens.rows} rows, and had {rows} when the data set was made"
                 )
             for at in range(first, end, size):
-                wanted = tokens.plan(np.arange(at, min(at + size, end)))
-                batch = tokens.read(wanted, self._columns, None)
+                plan = tokens.plan(np.arange(at, min(at + size, end)))
+                batch = tokens.read(plan, self._columns, None)
                 yield BlockAccessor.batch_to_block(
                     {name: self._plain(name, values, tokens) for name, values in batch.items()}
                 )

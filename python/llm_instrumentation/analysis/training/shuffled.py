@@ -30,6 +30,7 @@ from ..._pages import units
 from ..._parsing import parsing
 from ...errors import InvalidArgumentError, NoSpaceError
 from ..reading.elements import torch_dtype
+from ..token_rows.dataset_tokens import Batch
 from .direct_file import BLOCK, DirectFile
 from .recycled import Recycled
 
@@ -46,7 +47,6 @@ _GATHERED_BYTES = 256 << 10  # of rows in their order, which the processor's cac
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Batch = Mapping[str, Any]
 
 
 class Field(NamedTuple):
@@ -79,7 +79,7 @@ class ShuffledRows:
 
     Attributes:
         fields: as given.
-        record_bytes: bytes of a row.
+        row_bytes: bytes of a row.
 
     Raises:
         InvalidArgumentError: the folder has something else.
@@ -97,19 +97,19 @@ class ShuffledRows:
         self.fields = list(fields)
         self._rows = rows
         self._seed = seed
-        self.record_bytes = sum(field.bytes for field in fields)
-        self._window = max(1, _WINDOW_BYTES // self.record_bytes)
+        self.row_bytes = sum(field.bytes for field in fields)
+        self._window = max(1, _WINDOW_BYTES // self.row_bytes)
         self._manifest = {
             "format": _FORMAT,
             "version": _VERSION,
             "identity": dict(identity),
             "rows": rows,
-            "record_bytes": self.record_bytes,
+            "record_bytes": self.row_bytes,
             "block_bytes": BLOCK,
             "window_rows": self._window,
             "fields": [[field.name, field.dtype, list(field.shape)] for field in fields],
         }
-        self._buckets = max(1, math.ceil(rows * self.record_bytes / _BUCKET_BYTES))
+        self._buckets = max(1, math.ceil(rows * self.row_bytes / _BUCKET_BYTES))
         self._dealt = 0  # rows that are on disk
         self._counts: Ints = np.zeros(0, np.int64)  # rows of each bucket
         with typed_errors(f"cannot read {self._folder}"):
@@ -154,7 +154,7 @@ class ShuffledRows:
 
     def _places(self) -> Ints:
         """The place of each bucket in the file, and the end of the file."""
-        blocks = -(-self._counts * self.record_bytes // BLOCK)
+        blocks = -(-self._counts * self.row_bytes // BLOCK)
         return np.append(0, np.cumsum(blocks * BLOCK))
 
     # ---- making ---------------------------------------------------------------
@@ -221,9 +221,9 @@ class ShuffledRows:
         windows: Callable[[Iterable[Ints]], contextlib.AbstractContextManager[Iterator[Batch]]],
         told: Callable[[int, int], None],
     ) -> None:
-        total = self._rows * self.record_bytes
+        total = self._rows * self.row_bytes
         parts = list(self._windows(self._dealt, self._rows))
-        filled = self._count(self._dealt) * self.record_bytes
+        filled = self._count(self._dealt) * self.row_bytes
         memory = Recycled()
         unsaved = 0
         with (
@@ -233,30 +233,30 @@ class ShuffledRows:
             for (first, end), window in zip(parts, found, strict=True):
                 bucket = self._buckets_of(first, end)
                 order = np.argsort(bucket, kind="stable")
-                ordered = self._records(window, order, memory)
+                ordered = self._laid_out(window, order, memory)
                 flat, at = ordered.reshape(-1), 0
                 for k, count in enumerate(np.bincount(bucket).tolist()):
                     if count:
-                        writer.add(k, flat[at : at + count * self.record_bytes])
-                        at += count * self.record_bytes
+                        writer.add(k, flat[at : at + count * self.row_bytes])
+                        at += count * self.row_bytes
                 unsaved += len(flat)
                 if unsaved >= _SAVED_BYTES or end == self._rows:
                     writer.flush()
                     self._save(end)
                     unsaved = 0
-                told(end * self.record_bytes, total)
+                told(end * self.row_bytes, total)
 
-    def _records(self, window: Batch, order: Ints, memory: Recycled) -> Bytes:
+    def _laid_out(self, window: Batch, order: Ints, memory: Recycled) -> Bytes:
         """The bytes of the rows of a window in an order, [rows, bytes]."""
-        count, size = len(order), self.record_bytes
+        count, size = len(order), self.row_bytes
         place = np.empty_like(order)  # of each row
         place[order] = np.arange(count)
-        records = memory.take(count * size).numpy()
+        rows = memory.take(count * size).numpy()
         for field, column in zip(self.fields, self._columns(), strict=True):
             flat = window[field.name].reshape(count, -1).contiguous().view(torch.uint8).numpy()
-            target = np.ndarray(count, f"V{field.bytes}", records, column, size)
+            target = np.ndarray(count, f"V{field.bytes}", rows, column, size)
             target[place] = void(flat)
-        return records.reshape(count, size)
+        return rows.reshape(count, size)
 
     def _columns(self) -> list[int]:
         """The place of each field in a row."""
@@ -280,7 +280,7 @@ class ShuffledRows:
         ends = np.cumsum(self._counts)
         k = int(np.searchsorted(ends, first, side="right"))
         before = int(ends[k] - self._counts[k])
-        return int(self._places()[k]) + (first - before) * self.record_bytes
+        return int(self._places()[k]) + (first - before) * self.row_bytes
 
     def read(self, file: DirectFile, first: int, count: int, memory: Recycled) -> Bytes:
         """Reads a piece from the file at `path`: the bytes of its rows, [rows, bytes].
@@ -289,23 +289,23 @@ class ShuffledRows:
             InvalidArgumentError: the file is shorter than it was.
             StrapIOError: (an OSError) the disk cannot read it.
         """
-        at, size = self._place(first), count * self.record_bytes
+        at, size = self._place(first), count * self.row_bytes
         begin, end = at // BLOCK * BLOCK, -(-(at + size) // BLOCK) * BLOCK
         # Pieces have memory of one size, so it is used again. From 1 MiB on it begins at a page.
-        largest = int(self._counts.max()) * self.record_bytes + 2 * BLOCK
+        largest = int(self._counts.max()) * self.row_bytes + 2 * BLOCK
         room = memory.take(max(largest, 1 << 20)).numpy()[: end - begin]
         with typed_errors(f"cannot read {self.path}"):
             complete = file.read(room, begin)
         if not complete:
             raise InvalidArgumentError(f"{self.path} is cut off: remove {self._folder}")
-        return room[at - begin : at - begin + size].reshape(count, self.record_bytes)
+        return room[at - begin : at - begin + size].reshape(count, self.row_bytes)
 
-    def split(self, records: Bytes, into: Mapping[str, torch.Tensor], begin: int) -> None:
+    def split(self, rows: Bytes, into: Mapping[str, torch.Tensor], begin: int) -> None:
         """Copies the fields of rows to their tensors, from row `begin` on."""
         for field, column in zip(self.fields, self._columns(), strict=True):
-            target = into[field.name][begin : begin + len(records)]
-            raw = target.reshape(len(records), -1).view(torch.uint8).numpy()
-            raw[:] = records[:, column : column + field.bytes]
+            target = into[field.name][begin : begin + len(rows)]
+            raw = target.reshape(len(rows), -1).view(torch.uint8).numpy()
+            raw[:] = rows[:, column : column + field.bytes]
 
 
 class ShuffledEpoch:
@@ -331,7 +331,7 @@ class ShuffledEpoch:
         self._seed = seed
         self._memory = Recycled()
         self._now = -1  # the piece in memory
-        self._records: Bytes
+        self._bytes: Bytes
         self._order: Ints
         with typed_errors("cannot read rows in a random order"):
             self._file = DirectFile(rows.path)
@@ -349,9 +349,9 @@ class ShuffledEpoch:
             k = int(np.searchsorted(self._ends, first + done, side="right"))
             self._load(k)
             begin = first + done - int(self._ends[k]) + len(self._order)
-            most = max(1, _GATHERED_BYTES // self._rows.record_bytes)
+            most = max(1, _GATHERED_BYTES // self._rows.row_bytes)
             places = self._order[begin : begin + min(count - done, most)]
-            some = np.take(void(self._records), places)
+            some = np.take(void(self._bytes), places)
             self._rows.split(some.view(np.uint8).reshape(len(places), -1), found, done)
             done += len(places)
         return found
@@ -360,9 +360,9 @@ class ShuffledEpoch:
         if k == self._now:
             return
         self._now = -1
-        self._records = np.empty((0, 0), np.uint8)  # its memory is used again
+        self._bytes = np.empty((0, 0), np.uint8)  # its memory is used again
         self._start(k)
-        self._records = self._coming.pop(k).result()
+        self._bytes = self._coming.pop(k).result()
         if k + 1 < len(self._pieces):
             self._start(k + 1)
         first, count = self._pieces[k]
