@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -11,8 +12,9 @@ import time
 import warnings
 
 import pytest
+import torch
 from children import Noise, assert_noise, framework, steps_in
-from llm_instrumentation import ActivationReader
+from llm_instrumentation import ActivationReader, capture_activations, packed
 from llm_instrumentation.errors import BusyError
 
 SIZE = 1 << 16
@@ -71,6 +73,34 @@ def test_a_forked_child_that_leaves_the_block(how, error, path, start):
     with ActivationReader(path) as reader:
         assert reader.problem == ""
         assert reader.token_metadata["total_tokens"] == 40
+
+
+class Few(torch.nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) if ids.numel() < 10 else None
+
+
+def call_in_a_fork(tell, path, lengths):
+    """The child calls with much text and no tensor. The first tensor would end its capture."""
+    model, ids = Few(1, 1), torch.zeros(1, 5 << 20, dtype=torch.int64)
+    packing = packed(lengths) if lengths else contextlib.nullcontext()
+    with capture_activations(model, path), packing:
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            for _ in range(3):
+                model(ids)
+            os._exit(0)
+        tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        model(ids[:, :3])
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 2]])
+def test_calls_of_a_forked_child_do_not_wait_to_be_written(lengths, path, start):
+    """The thread that writes them is not in the child."""
+    child = start(call_in_a_fork, path, lengths)
+    assert child.told() == 0
+    assert child.join() == 0
 
 
 def pools(tell, path):

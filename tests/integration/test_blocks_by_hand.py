@@ -427,6 +427,38 @@ def test_blocks_with_two_outputs_are_refused_if_both_are_added(both):
         torch.testing.assert_close(model(x), model.layers[0](x))
 
 
+# What a layer also computes of the stream x and of what its block returned, y.
+ALSO: dict[str, Any] = {
+    "another sum": lambda self, x, y: x + y,
+    "bias": lambda self, x, y: y + self.bias.expand_as(y),
+    "double": lambda self, x, y: y + y,
+}
+
+
+@pytest.mark.parametrize("also", ALSO)
+@torch.no_grad()
+def test_blocks_are_refused_only_if_two_streams_get_what_they_return(also):
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.bias = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.block(x)
+            result = x + y
+            self.also = ALSO[also](self, x, y)
+            return result
+
+    model, x = Model(Layer), torch.randn(2, 3, 8)
+    edit = intervene(model, zero("layers.1.block", side="added"))
+    if also == "another sum":
+        with pytest.raises(UnsupportedError, match="more than once"), edit:
+            model(x)
+        return
+    with edit:
+        torch.testing.assert_close(model(x), model.layers[0](x))
+
+
 def test_layers_whose_forward_is_called_directly_are_refused():
     tiny = make("squeezebert")
     with (

@@ -290,6 +290,19 @@ def test_a_model_of_images_has_the_shape_of_its_input(path):
     }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_jagged_batch_has_a_row_for_each_of_its_tensors(path):
+    class Values(nn.Linear):
+        def forward(self, batch: Tensor) -> Tensor:
+            return super().forward(batch.values())
+
+    tensors = [torch.ones(2, 4), torch.ones(3, 4), torch.ones(1, 4)]
+    batch = torch.nested.nested_tensor(tensors, layout=torch.jagged)
+    model = Values(4, 4)
+    found = captured(model, path, lambda: model(batch))
+    assert [row["row"] for row in found] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 def test_the_first_argument_of_other_models_is_the_text_if_it_has_integers(ids, path, by_name):
     class Small(nn.Module):

@@ -278,6 +278,20 @@ def test_the_mean_leaves_padding_out(minilm):
     assert torch.equal(over[:, 2:], before[:, 2:])
 
 
+def test_the_mean_leaves_padding_out_where_a_mask_is_of_all_places_of_a_cache(llama, ids):
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[1, :4] = 0
+
+    def found(*edits):
+        cache = transformers.StaticCache(config=llama.config, max_cache_len=16)
+        given = {"input_ids": ids, "attention_mask": mask, CACHE_NAME: cache}
+        return output_of(llama, LAYER, given, *edits)
+
+    before, real = found(), mask[:, : ids.shape[1]].bool()
+    expected = before[real].mean(0).expand_as(before)
+    assert torch.allclose(found(mean(LAYER)), expected, atol=1e-6)
+
+
 def test_the_mean_of_each_position_leaves_padding_out(minilm):
     layer, mask = "encoder.layer.1.output.dense", minilm.inputs["attention_mask"]
     plain, changed = [], []

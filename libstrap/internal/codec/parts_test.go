@@ -239,6 +239,17 @@ func TestPartsReadOnlyTheirBlocks(t *testing.T) {
 	}
 }
 
+// After damage the rest of the payload is read too, so that its checksum says whether it was damaged.
+func TestADamagedPayloadIsReadToItsEnd(t *testing.T) {
+	src := float16s(3*partsBuffer, 10)
+	payload := encodeInPlace(t, newEncoder(t, LZ4, 0), src)
+	binary.LittleEndian.PutUint32(payload[lz4HeaderSize:], 1<<30) // the length of the first block
+	sum, whole, err := DecodeParts(partsAt([2]int{0, 100}), LZ4, bytes.NewReader(payload), int64(len(payload)), int64(len(src)))
+	if status.CodeOf(err) != status.Corrupt || !whole || sum != crc32c.Checksum(payload) {
+		t.Errorf("checksum %08x, read to the end: %t, %v", sum, whole, err)
+	}
+}
+
 // A payload of many short blocks takes memory for its parts alone.
 func TestPartsOfManyShortBlocksTakeLittleMemory(t *testing.T) {
 	const n = 200_000

@@ -408,6 +408,33 @@ func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 	}
 }
 
+// The index is written again a second later, or 64 MiB of the stream later, whichever comes first.
+func TestTheIndexFollowsTheStream(t *testing.T) {
+	s, _ := withLayer(t, options(codec.LZ4))
+	stopTicks(s)
+	k := s.sink
+	for _, lag := range []struct {
+		time    time.Duration
+		bytes   int64
+		written bool
+	}{{-time.Hour, 0, false}, {indexLag, 0, true}, {-time.Hour, indexLagBytes, true}} {
+		enqueue(t, s, numbered(0, 0, 10))
+		if err := flush(s, forever); err != nil {
+			t.Fatal(err)
+		}
+		k.mu.Lock()
+		k.indexed, k.indexedAt = time.Now().Add(-lag.time), k.stream.Written()-lag.bytes
+		if err := k.writeIndexWhenDue(); err != nil {
+			t.Error(err)
+		}
+		if written := k.index.Pending() == 0; written != lag.written {
+			t.Errorf("%s and %d bytes later: the index is written: %t", lag.time, lag.bytes, written)
+		}
+		k.mu.Unlock()
+	}
+	finish(t, s)
+}
+
 // After a checkpoint the stream has the bytes that it covers, and the index lists their packets.
 func TestCheckpointCoversWhatItSays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")

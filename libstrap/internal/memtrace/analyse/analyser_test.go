@@ -536,6 +536,38 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// TestRowsThatFillAQuarterOfTheMemoryStayThere analyses rows with as much memory as they need, and a little less.
+func TestRowsThatFillAQuarterOfTheMemoryStayThere(t *testing.T) {
+	r := record(model(20_000, 1))
+	defer r.Release()
+	journalOf := func(memory int) *journal {
+		a, err := New(Options{MemoryBytes: memory, SpillDir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		j := a.journal
+		if err := a.Add(r); err != nil {
+			t.Fatal(err)
+		}
+		tables, err := a.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, table := range tables {
+			table.Record.Release()
+		}
+		return j
+	}
+	need := int(4 * journalOf(1<<30).held)
+	if journalOf(need).moved > 0 {
+		t.Error("rows are in a file that fit the memory")
+	}
+	if journalOf(need-4).moved == 0 {
+		t.Error("more than a quarter of the memory has rows")
+	}
+}
+
 // TestSpillFails checks that the error of a failed spill names the folder and a way out, whichever
 // stage spills first.
 func TestSpillFails(t *testing.T) {

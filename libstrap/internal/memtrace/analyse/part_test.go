@@ -62,6 +62,9 @@ func merged(paths []string, o Options) (map[string]cells, error) {
 			return nil, err
 		}
 	}
+	if rows := m.parts[0].head.Trace.Rows; m.Rows() != rows {
+		return nil, fmt.Errorf("%d rows are merged of %d", m.Rows(), rows)
+	}
 	tables, err := m.Finish()
 	if err != nil {
 		return nil, err
