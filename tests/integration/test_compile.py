@@ -1,4 +1,4 @@
-"""Compiled models run eagerly while they are captured, and run compiled again afterwards."""
+"""Compiled models that run eagerly while they are captured, and compiled again afterwards."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(torch.compiler, "set_stance"), reason="this torch cannot leave compiled code"
 )
 
+EAGER = InstrumentationConfig.balanced().with_compiled("eager")
 EAGERLY = pytest.warns(RuntimeWarning, match="the model is compiled: it runs eagerly")
 
 
@@ -67,7 +68,7 @@ def test_a_compiled_model_is_captured_in_full(in_place, warmed, mlp, path, watch
         if warmed:
             compiled(x)
         runs = backend.runs
-        with EAGERLY, capture_activations(compiled, path) as framework:
+        with EAGERLY, capture_activations(compiled, path, config=EAGER) as framework:
             assert torch.equal(compiled(x), expected)
         assert backend.runs == runs
         assert_captured(path, seen)
@@ -84,7 +85,7 @@ def test_a_model_with_a_compiled_part(mlp, path, read):
     x = torch.randn(4, 6)
     with torch.no_grad():
         mlp(x)
-        with EAGERLY, capture_activations(mlp, path):
+        with EAGERLY, capture_activations(mlp, path, config=EAGER):
             mlp(x)
         mlp(x)
     assert backend.runs == 2
@@ -104,7 +105,7 @@ def test_the_original_of_a_compiled_model(mlp, path, read):
 def test_a_compiled_decoder(llama, ids, path):
     """The capture has the names of the original model, without those of torch.compile's wrapper."""
     compiled = torch.compile(llama, backend=Counter())
-    with torch.no_grad(), EAGERLY, capture_activations(compiled, path):
+    with torch.no_grad(), EAGERLY, capture_activations(compiled, path, config=EAGER):
         for length in (4, 5):
             output = compiled(ids[:, :length])
     with ActivationReader(path) as reader:
@@ -116,7 +117,7 @@ def test_a_compiled_decoder(llama, ids, path):
 
 def test_layers_of_a_compiled_model_are_selected_by_their_own_names(mlp, path, read):
     compiled = torch.compile(mlp, backend=Counter())
-    config = InstrumentationConfig.balanced().with_layers("2")
+    config = InstrumentationConfig.balanced().with_layers("2").with_compiled("eager")
     with torch.no_grad(), EAGERLY, capture_activations(compiled, path, config=config):
         compiled(torch.randn(4, 6))
     assert [name for name, _ in read(path)] == ["2"]
@@ -129,7 +130,7 @@ def test_a_failed_capture_leaves_the_model_compiled(mlp, path, tmp_path):
         with pytest.raises(FileNotFoundError):
             with capture_activations(compiled, tmp_path / "missing" / "run.stream"):
                 pass
-        with pytest.raises(KeyError), EAGERLY, capture_activations(compiled, path):
+        with pytest.raises(KeyError), EAGERLY, capture_activations(compiled, path, config=EAGER):
             raise KeyError
         compiled(x)
     assert backend.runs == 1
@@ -145,7 +146,7 @@ def test_generated_code_runs_again_afterwards(mlp, path, watching, assert_captur
         before = compiled(x)
         with watching(mlp) as seen:
             mlp(x)
-        with EAGERLY, capture_activations(compiled, path):
+        with EAGERLY, capture_activations(compiled, path, config=EAGER):
             compiled(x)
         assert torch.equal(compiled(x), before)
     assert_captured(path, seen)
@@ -203,7 +204,7 @@ def test_code_that_was_compiled_around_the_model(compiled_by, silent, path, watc
     with torch.no_grad():
         expected = call(x)
         runs = backend.runs
-        with capture_activations(model, path) as framework:
+        with capture_activations(model, path, config=EAGER) as framework:
             assert torch.equal(call(x), expected)
         assert backend.runs == runs
         assert_captured(path, [(name, tensor) for name, tensor in seen if name not in silent])
@@ -228,7 +229,9 @@ def test_other_compiled_models_stay_compiled(mlp, path):
 def test_captures_that_end_in_any_order_leave_the_models_compiled(mlp, tmp_path):
     backend, x = Counter(), torch.randn(4, 6)
     compiled = torch.compile(mlp, backend=backend)
-    blocks = [capture_activations(compiled, tmp_path / f"{n}.stream") for n in range(2)]
+    blocks = [
+        capture_activations(compiled, tmp_path / f"{n}.stream", config=EAGER) for n in range(2)
+    ]
     with torch.no_grad():
         compiled(x)
         with EAGERLY:
@@ -337,7 +340,7 @@ def test_generation_that_compiles_the_model_by_itself(llama, ids, path):
 
 def test_generation_by_a_compiled_model_has_its_logits(llama, ids, path):
     compiled = torch.compile(llama, backend=Counter())
-    with torch.no_grad(), EAGERLY, capture_activations(compiled, path):
+    with torch.no_grad(), EAGERLY, capture_activations(compiled, path, config=EAGER):
         compiled.generate(ids, max_new_tokens=3, do_sample=False)
     with ActivationReader(path) as reader:
         assert [a.step for a in reader["['logits']"]] == [0, 1, 2]
@@ -363,11 +366,11 @@ def test_a_stance_that_the_user_chooses_stays(mlp, path):
     with torch.no_grad():
         compiled(x)
         with torch.compiler.set_stance("force_eager"), EAGERLY:
-            with capture_activations(compiled, path):
+            with capture_activations(compiled, path, config=EAGER):
                 compiled(x)
             compiled(x)
         assert backend.runs == 1
-        with EAGERLY, capture_activations(compiled, path):
+        with EAGERLY, capture_activations(compiled, path, config=EAGER):
             torch.compiler.set_stance("force_eager")
         try:
             assert eval_frame._stance.stance == "force_eager"
@@ -415,7 +418,7 @@ def test_a_trace_leaves_a_capture_its_eager_model(mlp, path, read):
     with torch.no_grad(), EAGERLY, TorchTracer() as tracer:
         compiled(x)
         attached = tracer.attach(compiled)
-        with capture_activations(compiled, path):
+        with capture_activations(compiled, path, config=EAGER):
             attached.detach()
             compiled(x)
     assert backend.runs == 1

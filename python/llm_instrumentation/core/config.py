@@ -32,6 +32,7 @@ COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
 """The codecs of a stream, for `InstrumentationConfig.compression_algorithm`."""
 ON_FULL = ("block", "drop")  # in the order of STRAP_ON_FULL_*
 PROBES = ("block", "system")
+COMPILED = ("auto", "inside", "eager")
 TOKEN_IDS = ("plain", "hashed", "none")
 MAX_KEY = 64
 """The most bytes of a key of BLAKE2b."""
@@ -148,6 +149,8 @@ class InstrumentationConfig:
         last_position: keep only the last position of sequences; see `with_last_position`. Not
             possible with SAMPLED_SLICES.
         every: capture only the steps whose number is a multiple of this; see `with_every`.
+        compiled: how compiled models are captured, "auto", "inside" or "eager"; see
+            `with_compiled`.
         token_ids: how the tokens that the model is given are stored: "plain", "hashed" or "none";
             see `with_token_ids`.
         token_key: the key of hashed token ids, 1 to 64 bytes; None: a random one that is not
@@ -183,6 +186,7 @@ class InstrumentationConfig:
     gradients: bool = False
     last_position: bool = False
     every: int = 1
+    compiled: str = "auto"
     token_ids: str = "plain"
     token_key: bytes | None = None
     segment_gb: float | None = None
@@ -231,6 +235,7 @@ class InstrumentationConfig:
         if self.last_position and self.granularity is HookGranularity.SAMPLED_SLICES:
             raise ValueError("last_position keeps no samples: choose it or sampled_slices")
         _check_int("every", self.every, 1, MAX_STEPS)
+        _check_choice("compiled", self.compiled, COMPILED)
         _check_choice("token_ids", self.token_ids, TOKEN_IDS)
         _check_key(self.token_key)
         for field in ("segment_gb", "segment_s", "keep_gb", "keep_s"):
@@ -429,6 +434,18 @@ class InstrumentationConfig:
         with padding on the right the last position of a short text is padding.
         """
         return self._change(last_position=enabled)
+
+    def with_compiled(self, where: str) -> InstrumentationConfig:
+        """Sets how models that torch.compile has compiled are captured.
+
+        Args:
+            where: "inside": the compiled code runs, and gives the capture its tensors. They have
+                the values that the compiled code computes. torch compiles the model once more for
+                the first capture of these layers. "eager": the model runs eagerly during the
+                capture. "auto": inside where this is possible, with torch 2.15 or newer,
+                otherwise eagerly. docs/howto/compiled.md says more.
+        """
+        return self._change(compiled=where)
 
     def with_every(self, steps: int) -> InstrumentationConfig:
         """Captures the steps whose number is a multiple of `steps`; 1: all.

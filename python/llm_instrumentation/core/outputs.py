@@ -45,9 +45,10 @@ def walk_output(
     """
     if isinstance(output, Tensor):
         return (("", output),)
-    if (found := _flat(output, kv_cache)) is not None:
+    traced = torch.compiler.is_compiling()
+    if not traced and (found := _flat(output, kv_cache)) is not None:
         return found
-    walk = _Walk(kv_cache, unwalked)
+    walk = (_TracedWalk if traced else _Walk)(kv_cache, unwalked)
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         walk.found.append(("", output[0]))
         walk.enter(output, lambda: walk.sequence("", output, first=1))
@@ -158,6 +159,22 @@ class _Walk:
             self.report(name)
 
 
+class _TracedWalk(_Walk):
+    """A walk that torch.compile traces.
+
+    Code that looked at the ids of containers would be compiled anew for each of them.
+    """
+
+    def visit(self, path: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self.found.append((path, value))
+        elif (kind := _kind_name(type(value))) is not None:
+            getattr(self, kind)(path, value)
+
+    def enter(self, container: Any, walk: Callable[[], None]) -> None:
+        walk()
+
+
 _Kind = Callable[[_Walk, str, Any], None]
 _KINDS: dict[type, _Kind | None] = {}  # memo of _classify; None: the type holds no tensors
 
@@ -169,6 +186,15 @@ def _kind(cls: type) -> _Kind | None:
         kind = _KINDS[cls] = _classify(cls)
         return kind
 
+
+def _kind_name(cls: type) -> str | None:
+    """The name of the method that walks the values of a class; None: they hold no tensors."""
+    kind = _kind(cls)
+    return None if kind is None else kind.__name__
+
+
+# torch.compile calls the function while it traces, and takes its result for a constant.
+vars(_kind_name)["_dynamo_marked_constant"] = True
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, Enum, type)
 _TORCH_LEAVES = (torch.Size, torch.dtype, torch.device, torch.Generator)

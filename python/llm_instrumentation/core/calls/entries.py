@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..selection import has_forward
+from .compiled import outermost, outside
 from .encoders import encoder_of
 from .own_hook import OwnHook
 
@@ -36,18 +37,29 @@ class Entries:
         self._enter, self._leave = enter, leave
         self._lock = threading.Lock()
         self._handles: list[RemovableHandle] = []
-        self._removed = False
+        self._removed = self._inside = False
+        self._models = list(models)
         found: dict[nn.Module, None] = {}
-        for model in models:
-            original: nn.Module = getattr(model, "_orig_mod", model)
+        for model in self._models:
+            original = _original(model)
             found |= dict.fromkeys([model, original, *original.children()])
             if (encoder := encoder_of(original)) is not None:
                 found[encoder] = None
         self._known = [module for module in found if has_forward(module)]
         self._watched = set(self._known)
 
-    def hook_begins(self) -> None:
-        """Adds the hooks that see calls begin. Add the hooks of other modules after it."""
+    def hook_begins(self, *, inside: bool = False) -> None:
+        """Adds the hooks that see calls begin. Add the hooks of other modules after it.
+
+        Args:
+            inside: compiled code is captured from inside. Then only the models are hooked, around
+                the compiled code, because hooks of their parts would be compiled.
+        """
+        self._inside = inside
+        if inside:
+            around = outermost(self._models)
+            roots = {part for model in self._models for part in (model, _original(model))}
+            self._known = [module for module in self._known if module in around & roots]
         for module in self._known:
             self._begins(module)
 
@@ -59,7 +71,7 @@ class Entries:
     def watch(self, module: nn.Module) -> None:
         """Hooks a further module through which a call entered a model."""
         with self._lock:
-            if module not in self._watched and not self._removed:
+            if module not in self._watched and not self._removed and not self._inside:
                 self._watched.add(module)
                 self._begins(module)
                 self._ends(module)
@@ -73,13 +85,22 @@ class Entries:
         self._handles.clear()
         self._known.clear()
         self._watched.clear()
+        self._models.clear()
 
     def _begins(self, module: nn.Module) -> None:
-        hook = OwnHook(self._enter)
+        hook = self._hook(self._enter)
         self._handles.append(
             nn.Module.register_forward_pre_hook(module, hook, prepend=True, with_kwargs=True)
         )
 
     def _ends(self, module: nn.Module) -> None:
-        hook = OwnHook(self._leave)
+        hook = self._hook(self._leave)
         self._handles.append(nn.Module.register_forward_hook(module, hook, always_call=True))
+
+    def _hook(self, hook: Callable[..., Any]) -> OwnHook:
+        return OwnHook(outside(hook) if self._inside else hook)
+
+
+def _original(model: nn.Module) -> nn.Module:
+    original: nn.Module = getattr(model, "_orig_mod", model)
+    return original

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..._native import ForwardHooks
+from .compiled import called_by
 from .entries import Entries
 from .model_code import ModelCode
 from .running import Running
@@ -235,7 +236,7 @@ class Steps:
             place.frames = ()
             if self.in_c is not None:
                 self.in_c.leave()
-        caller = sys._getframe(1)
+        caller = called_by(sys._getframe(1))
         if place.late is not None:
             if place.late.is_in(caller):
                 return
@@ -247,15 +248,15 @@ class Steps:
             late = all(child is not module for child in parent.children())
             self._enter_directly(place, parent, frame, late)
             return
-        place.frames = caller, caller.f_back
+        place.frames = caller, caller and caller.f_back
         self._begin(place, module, caller)
         self._tell(place, module, args, kwargs)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook of watched modules: a call ends, perhaps with an exception."""
         place = self._places.own
-        caller = sys._getframe(1)
-        if caller in place.frames:
+        caller = called_by(sys._getframe(1))
+        if caller is not None and caller in place.frames:
             place.frames = ()
             self.seen_to_end |= place.mine and not _handles_exception(caller)
             if place.given is not None:

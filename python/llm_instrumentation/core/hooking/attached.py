@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ..._warn import warn
 from ...errors import UnsupportedError
+from ..calls.compiled import outermost as outermost_of
+from ..calls.compiled import outside
 from ..calls.own_hook import OwnHook
 from ..calls.steps import Steps
 from ..config import InstrumentationConfig
@@ -17,8 +18,9 @@ from ..selection import original_name
 from ..tensors.capture_state import CaptureState
 from ..tensors.sink import ModuleTensors, TensorSink
 from .gradients import Gradients
+from .inside import can_emit
 from .module_hooks import ModuleHooks
-from .rewiring import Hooked, Rewiring
+from .rewiring import Hooked, Removable, Rewiring
 from .silent import unaccounted
 
 __all__ = ["AttachedHooks"]
@@ -56,7 +58,13 @@ class AttachedHooks:
 
     @contextlib.contextmanager
     def attached(
-        self, config: InstrumentationConfig, sink: TensorSink, steps: Steps, gradients: Gradients
+        self,
+        config: InstrumentationConfig,
+        sink: TensorSink,
+        steps: Steps,
+        gradients: Gradients,
+        *,
+        inside: bool,
     ) -> Iterator[Rewiring]:
         """Hooks the models in the block.
 
@@ -65,6 +73,7 @@ class AttachedHooks:
             sink: receives the tensors.
             steps: the steps of the capture.
             gradients: receives the outputs whose gradients are captured.
+            inside: capture inside of compiled code.
 
         Yields:
             the places of the hooked modules.
@@ -73,7 +82,8 @@ class AttachedHooks:
             undo.callback(gradients.forget)
             undo.callback(self._remove)
             undo.callback(steps.entries.remove)
-            steps.entries.hook_begins()
+            outermost = outermost_of(self._models) if inside else set()
+            steps.entries.hook_begins(inside=inside)
             for number, modules in enumerate(self._selected):
                 for name, module in modules:
                     tensors = ModuleTensors(sink, self._labels[number], name)
@@ -81,11 +91,16 @@ class AttachedHooks:
                         self._state, steps, config, gradients, tensors,
                         len(self._hooked), self.ran, self.unwalked,
                     )  # fmt: skip
-                    handles: list[RemovableHandle] = []
+                    handles: list[Removable] = []
                     self._hooked.append(Hooked(number, name, module, tensors.root, handles))
-                    handles.extend(hooks.attach(module, OwnHook))
+                    if not inside or not can_emit(module):
+                        handles.extend(hooks.attach(module, OwnHook))
+                    elif module in outermost:
+                        handles.extend(hooks.attach(module, lambda hook: OwnHook(outside(hook))))
+                    else:
+                        handles.extend(hooks.attach_inside(module))
             rewiring = Rewiring(self._models, list(self._hooked), self._rewired)
-            undo.enter_context(rewiring.followed())
+            undo.enter_context(rewiring.followed(inside=inside))
             steps.entries.hook_ends()
             yield rewiring
 

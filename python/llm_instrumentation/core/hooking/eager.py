@@ -18,9 +18,10 @@ from torch import nn
 
 from ..._warn import warn
 from ...errors import UnsupportedError
+from ..calls.compiled import is_compiled
 from ..selection import has_forward
 
-__all__ = ["run_eagerly"]
+__all__ = ["own_forward", "run_eagerly"]
 
 
 class _Stance:
@@ -140,7 +141,7 @@ class _OwnForward:
 
 
 _stance = _Stance()
-_own_forward = _OwnForward()
+own_forward = _OwnForward()
 
 
 @contextlib.contextmanager
@@ -167,7 +168,7 @@ def run_eagerly(
         UnsupportedError: a model is compiled, and this torch cannot run it eagerly.
     """
     modules = list(dict.fromkeys(module for model in models for module in model.modules()))
-    compiled = any(_is_compiled(module) for module in modules)
+    compiled = any(is_compiled(module) for module in modules)
     can = hasattr(torch.compiler, "set_stance")
     if compiled:
         if not can:
@@ -184,8 +185,8 @@ def run_eagerly(
         replicated = any(isinstance(module, nn.DataParallel) for module in modules)
         for module in modules if _anything_compiled() and not replicated else ():
             if has_forward(module) and not isinstance(module, torch.jit.ScriptModule):
-                _own_forward.take(module)
-                undo.callback(_own_forward.give_back, module)
+                own_forward.take(module)
+                undo.callback(own_forward.give_back, module)
         undo.enter_context(_stance)
         yield compiled
 
@@ -197,11 +198,3 @@ def _anything_compiled() -> bool:
     frames = sys.modules.get("torch._dynamo.convert_frame")
     codes = getattr(getattr(frames, "input_codes", None), "seen", None)
     return codes is None or len(codes) > 0
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return (
-        "_orig_mod" in module._modules
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-    )

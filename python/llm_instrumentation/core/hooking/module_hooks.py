@@ -16,6 +16,7 @@ from ..tensors.capture_state import INPUT, RECOMPUTED, CaptureState
 from ..tensors.enqueue import When
 from ..tensors.sink import ModuleTensors
 from .gradients import Gradients
+from .inside import Emission, Receiver
 
 __all__ = ["ModuleHooks"]
 
@@ -55,6 +56,14 @@ class ModuleHooks:
         self._ran = ran
         self._unwalked = unwalked
 
+    def attach_inside(self, module: nn.Module) -> Iterable[Emission]:
+        """Lets the module emit its tensors, also from inside of compiled code."""
+        if self._config.inputs:
+            inputs = Receiver(self.inputs, self.input_emitted)
+            yield Emission(module, inputs, kv_cache=False, inputs=True)
+        output = Receiver(self._output_hook(), self.output_emitted)
+        yield Emission(module, output, kv_cache=self._kv_cache)
+
     def attach(self, module: nn.Module, wrap: Callable[..., Any]) -> Iterable[RemovableHandle]:
         """Registers the hooks on the module.
 
@@ -63,15 +72,18 @@ class ModuleHooks:
         Args:
             wrap: applied to each hook before it is registered.
         """
-        in_c = self._state.in_c
-        output: Callable[..., None] = self.output
-        if in_c is not None:
-            output = in_c.new(self._tensors.root, self._index, output)
+        output = self._output_hook()
         if self._config.inputs:
             yield nn.Module.register_forward_pre_hook(module, wrap(self.inputs), with_kwargs=True)
         yield nn.Module.register_forward_hook(module, wrap(output))
         if self._config.gradients:
             yield nn.Module.register_forward_hook(module, wrap(self.gradients))
+
+    def _output_hook(self) -> Callable[..., None]:
+        in_c = self._state.in_c
+        if in_c is None:
+            return self.output
+        return in_c.new(self._tensors.root, self._index, self.output)
 
     def output(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook for outputs. The hook in C calls it for all but plain CPU tensors."""
@@ -111,6 +123,41 @@ class ModuleHooks:
             self._tensors.refuse(_not_walked(error), when, ending)
             return
         self._tensors.take(found, when, ending)
+
+    def output_emitted(self, path: str, tensor: Tensor | None, first: bool) -> None:
+        """Takes a tensor of an output that compiled code computes; see :class:`Receiver`."""
+        place = self._here()
+        if place is None:
+            return
+        if first:
+            place.calls[self._index] += 1
+            self._ran[self._index] = 1
+        if tensor is None:
+            self._unwalked.update(path.splitlines())
+        else:
+            when = self._when(place, 1)
+            self._tensors.take([(path, tensor)], when, RECOMPUTED * place.again)
+
+    def input_emitted(self, path: str, tensor: Tensor | None, first: bool) -> None:
+        """Takes a tensor that compiled code gives the module; see :class:`Receiver`."""
+        place = self._here()
+        if place is None:
+            return
+        if first:
+            call = max(place.calls[self._index], place.entered.get(self._index, 0))
+            place.calls[self._index], place.entered[self._index] = call, call + 1
+        if tensor is None:
+            self._unwalked.update(path.splitlines())
+        else:
+            when, ending = self._when(place, 0), RECOMPUTED * place.again + INPUT
+            self._tensors.take([(path, tensor)], when, ending)
+
+    def _here(self) -> Place | None:
+        """This thread's place; None if what runs now is not captured."""
+        if not self._state.running:
+            return None
+        place = self._steps.here()
+        return place if place.mine else None
 
     def gradients(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook for gradients. It runs after the output's hook."""

@@ -6,15 +6,21 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.utils.hooks import RemovableHandle
 
 from ..selection import original_name
 
-__all__ = ["Hooked", "Rewiring"]
+__all__ = ["Hooked", "Removable", "Rewiring"]
+
+
+class Removable(Protocol):
+    """What keeps a hook on a module."""
+
+    def remove(self) -> None:
+        """Removes the hook."""
 
 
 class Hooked(NamedTuple):
@@ -32,7 +38,7 @@ class Hooked(NamedTuple):
     name: str
     module: nn.Module
     layer: int
-    handles: list[RemovableHandle]
+    handles: list[Removable]
 
 
 class Rewiring:
@@ -76,16 +82,24 @@ class Rewiring:
         self._all = self._now()
 
     @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follows changes in the block."""
-        handle = register_module_module_registration_hook(self._registered)
-        try:
+    def followed(self, *, inside: bool = False) -> Iterator[None]:
+        """Follows changes in the block.
+
+        Args:
+            inside: compiled code is captured from inside. It would depend on PyTorch's hook for
+                new modules, so changes are found by :meth:`compare` alone.
+        """
+        with contextlib.ExitStack() as undo:
+            if not inside:
+                handle = register_module_module_registration_hook(self._registered)
+                undo.callback(handle.remove)
+            undo.callback(self._forget)
             yield
-        finally:
-            handle.remove()
-            self._places.clear()
-            self._children.clear()
-            self._hooked, self._parents, self._all = [], [], []
+
+    def _forget(self) -> None:
+        self._places.clear()
+        self._children.clear()
+        self._hooked, self._parents, self._all = [], [], []
 
     def _now(self) -> list[nn.Module | None]:
         return [*chain.from_iterable([its["_modules"].values() for its in self._parents])]

@@ -17,6 +17,7 @@ from ..files.earlier import remove_earlier
 from ..hooking.attached import AttachedHooks
 from ..hooking.eager import run_eagerly
 from ..hooking.gradients import Gradients
+from ..hooking.inside import runs_inside
 from ..stats import CaptureStats
 from ..tensors.capture_state import CaptureState
 from ..tensors.model_layouts import layouts_of
@@ -89,9 +90,13 @@ class Recorder:
             state.in_c = self._steps.in_c = hooks_in_c(plan, session, state, self._hooks.ran, view)
             attached.callback(self._calls.forget)
             attached.enter_context(follow_crops(log.sequences))
-            attached.enter_context(run_eagerly(plan.models))
+            inside = runs_inside(plan.models, plan.config)
+            if not inside:
+                attached.enter_context(run_eagerly(plan.models))
             self._calls.rewiring = attached.enter_context(
-                self._hooks.attached(plan.config, self._sink, self._steps, self._gradients)
+                self._hooks.attached(
+                    plan.config, self._sink, self._steps, self._gradients, inside=inside
+                )
             )
             if self._probes is not None:
                 read = self._counters.read

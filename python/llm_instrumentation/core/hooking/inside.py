@@ -1,0 +1,190 @@
+"""Captures tensors inside compiled code, by an operator that the compiler keeps in its graph.
+
+The hook of a module is traced with the module. It calls ``strap::emit`` for each tensor that the
+module returns, and compiled code runs that operator with the value that it computes there. Three
+things make the operator sound:
+
+- It says that it changes `order`. So the compiler neither drops nor reorders it.
+- The number of the module comes in a tensor, which compiled code reads at each call. Code that
+  torch shares between layers, or between models, passes the number of the module that runs.
+- A captured module has its ``forward`` as an instance attribute. Compiled code depends on where a
+  ``forward`` comes from, so torch keeps code with emissions beside code without, and each capture
+  after the first finds its code compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ...errors import UnsupportedError
+from ..calls.compiled import compiles_its_hooks, is_compiled
+from ..calls.own_hook import OwnHook
+from ..config import InstrumentationConfig
+from ..outputs import walk_output
+from ..selection import has_forward
+from .eager import own_forward
+
+__all__ = ["Emission", "Receiver", "can_emit", "runs_inside"]
+
+
+class Receiver(NamedTuple):
+    """Receives what one module returns, or is given, for one capture.
+
+    Attributes:
+        hook: called in place of the emission where the module is not compiled.
+        emitted: takes the tensors of compiled code: ``emitted(path, tensor, first)``. `path` is the
+            place of the tensor, see :func:`walk_output`. Without a tensor it has the names of types
+            that cannot be walked, a line for each. `first`: the tensor is the first one of a call.
+            The memory may be used again after the return.
+    """
+
+    hook: Callable[..., Any]
+    emitted: Callable[[str, Tensor | None, bool], None]
+
+
+_OLDEST = "2.15"  # the oldest release of torch that was tested
+
+_receivers: dict[int, list[Receiver]] = {}  # by the number of the module
+_numbers = itertools.count(1)
+
+
+class _Site:
+    """A module that emits: its number, and the hook that compiled code has traced.
+
+    It lives as long as its module, so that the compiled code stays valid. It does not refer to the
+    module, which would never be freed then.
+    """
+
+    def __init__(self, module: nn.Module, *, kv_cache: bool, inputs: bool) -> None:
+        self.number = next(_numbers)
+        self.key = RemovableHandle(module._forward_hooks).id
+        site = torch.tensor(self.number)
+        receivers = _receivers[self.number] = []
+        weakref.finalize(module, _receivers.pop, self.number)
+
+        def hook(module: nn.Module, args: Any, other: Any) -> None:
+            if not torch.compiler.is_compiling():
+                for receiver in receivers:
+                    receiver.hook(module, args, other)
+                return
+            unwalked: set[str] = set()
+            found = list(walk_output(args, kv_cache=False, unwalked=unwalked)) if inputs else []
+            found += walk_output(other, kv_cache=kv_cache, unwalked=unwalked)
+            first = True
+            for path, tensor in found:
+                torch.ops.strap.emit(_ORDER, site, tensor.detach(), path, first)
+                first = False
+            if first or unwalked:
+                torch.ops.strap.emit(_ORDER, site, None, "\n".join(unwalked), first)
+
+        self.hook = OwnHook(hook)
+
+
+# By module, then by whether it emits key-value caches, and whether it emits inputs.
+_sites: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Site]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Emission:
+    """Lets a module emit what it returns, or is given, from construction to :meth:`remove`.
+
+    Args:
+        module: the module.
+        receiver: receives its tensors.
+        kv_cache: emit the tensors of key-value caches, too.
+        inputs: emit what the module is given, not what it returns.
+    """
+
+    def __init__(
+        self, module: nn.Module, receiver: Receiver, *, kv_cache: bool, inputs: bool = False
+    ) -> None:
+        _define()
+        sites = _sites.setdefault(module, {})
+        if (kv_cache, inputs) not in sites:
+            sites[kv_cache, inputs] = _Site(module, kv_cache=kv_cache, inputs=inputs)
+        self._module, self._site, self._receiver = module, sites[kv_cache, inputs], receiver
+        self._inputs = inputs
+        own_forward.take(module)
+        _receivers[self._site.number].append(receiver)
+        if inputs:
+            module._forward_pre_hooks[self._site.key] = self._site.hook
+            module._forward_pre_hooks_with_kwargs[self._site.key] = True
+        else:
+            module._forward_hooks[self._site.key] = self._site.hook
+
+    def remove(self) -> None:
+        """Ends the emission. The compiled code stays with torch, for the next capture."""
+        receivers, module, key = _receivers[self._site.number], self._module, self._site.key
+        if self._receiver not in receivers:
+            return
+        receivers.remove(self._receiver)
+        own_forward.give_back(module)
+        if not receivers and self._inputs:
+            module._forward_pre_hooks.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        elif not receivers:
+            module._forward_hooks.pop(key, None)
+
+
+def can_emit(module: nn.Module) -> bool:
+    """Whether the module has a forward in Python, which torch.compile can trace with a hook."""
+    return has_forward(module) and not isinstance(module, torch.jit.ScriptModule)
+
+
+def runs_inside(models: Sequence[nn.Module], config: InstrumentationConfig) -> bool:
+    """Whether a capture takes the tensors inside of compiled code, see `with_compiled`.
+
+    Raises:
+        UnsupportedError: it should, and cannot.
+    """
+    if config.compiled == "eager":
+        return False
+    cannot = ""
+    if torch.__version__ < _OLDEST:
+        cannot = f"torch {torch.__version__} is older than {_OLDEST}"
+    elif config.gradients:
+        cannot = "gradients are captured by hooks, which compiled code does not call"
+    elif any(isinstance(part, nn.DataParallel) for model in models for part in model.modules()):
+        cannot = "the replicas of nn.DataParallel are copies"
+    elif any(_compiled_in_place(model) and compiles_its_hooks(model) for model in models):
+        cannot = (
+            "torch compiles the hooks of a model of torch.nn that was compiled in place, so a step "
+            "cannot begin outside of compiled code: give torch.compile(model)"
+        )
+    if config.compiled == "inside":
+        if cannot:
+            raise UnsupportedError(f"no capture inside of compiled code: {cannot}")
+        return True
+    return not cannot and any(is_compiled(part) for model in models for part in model.modules())
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+_ORDER = torch.zeros((), dtype=torch.int64)
+
+
+@functools.cache
+def _define() -> Any:
+    """Registers the operator."""
+    new: Any = torch.library.Library  # it has no annotations
+    library = new("strap", "DEF")
+    library.define("emit(Tensor(a!) order, Tensor site, Tensor? value, str path, bool first) -> ()")
+    library.impl("emit", _emit, "CompositeExplicitAutograd")
+    torch.library.register_fake("strap::emit", lambda *_: None, lib=library)
+    return library
+
+
+def _emit(order: Tensor, site: Tensor, value: Tensor | None, path: str, first: bool) -> None:
+    for receiver in _receivers.get(int(site), ()):
+        receiver.emitted(path, value, first)
