@@ -265,6 +265,19 @@ def test_rows_on_disk_come_in_any_order_each_once(captures, tmp_path):
     }  # fmt: skip
 
 
+def test_rows_on_disk_of_a_capture_without_calls(captures, tmp_path):
+    for name in ("0.stream", "0.stream.index"):
+        shutil.copy(captures[0].with_name(name), tmp_path)
+
+    def rows(shuffle):
+        data = ActivationDataset(
+            tmp_path / "0.stream", LAYERS[0], batch_size=16, shuffle=shuffle, without_calls=True
+        )
+        return joined(list(data))[LAYERS[0]].tolist()
+
+    assert sorted(rows("full")) == sorted(rows("none"))
+
+
 @pytest.mark.parametrize(
     "change",
     [
