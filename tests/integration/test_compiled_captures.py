@@ -14,6 +14,7 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.core.files.calls_file import read_calls
 from llm_instrumentation.errors import UnsupportedError
+from llm_instrumentation.interventions import intervene, zero
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -398,3 +399,39 @@ def test_a_type_that_cannot_be_walked_is_told(path):
         with capture_activations(compiled, path, config=inside()) as framework:
             compiled(torch.randn(4, 6))
     assert framework.stats().tensors == 2
+
+
+def test_an_intervention_within_the_block_is_seen(model, path):
+    """The model runs eagerly in the block of intervene, also the code that emits."""
+    x, backend = torch.randn(4, 6), Counter()
+    with torch.no_grad():
+        with intervene(model, zero("blocks.0.up")):
+            expected = model(x)["logits"]
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        with capture_activations(compiled, path, config=inside()) as framework:
+            first = compiled(x)["logits"]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with intervene(compiled, zero("blocks.0.up")):
+                    assert torch.equal(compiled(x)["logits"], expected)
+            assert torch.equal(compiled(x)["logits"], first)
+    assert framework.stats().steps == 3 and framework.stats().tensors == 36
+    assert backend.runs == 2
+    with ActivationReader(path) as reader:
+        logits = [a.to_torch() for a in reader["['logits']"]]
+    assert torch.equal(logits[0], logits[2]) and torch.equal(logits[1], expected)
+
+
+def test_an_eager_capture_beside_one_inside(model, tmp_path):
+    """While the eager capture runs the model runs eagerly, and both have all tensors."""
+    x, backend = torch.randn(4, 6), Counter()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    eager = eagerly().with_compiled("eager")
+    with torch.no_grad(), capture_activations(compiled, tmp_path / "in", config=inside()):
+        compiled(x)
+        with pytest.warns(RuntimeWarning, match="it runs eagerly"):
+            with capture_activations(compiled, tmp_path / "out", config=eager):
+                compiled(x)
+        compiled(x)
+    assert backend.runs == 2
+    assert [len(contents(tmp_path / name)[0]) for name in ("in", "out")] == [36, 12]
