@@ -8,6 +8,7 @@
  * llm_instrumentation._native.hooks loads this file.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "python.h"
 #include "strap.h"
@@ -168,6 +169,19 @@ static PyObject *put(const struct hook *h, strap_tensor *t) {
                                error.message);
 }
 
+/* put_call puts the tensor of one more call of the hook's module in this step. */
+static PyObject *put_call(const struct hook *h, struct described *d) {
+  const struct hooks *all = h->all;
+  const struct place *here = place_of(all);
+  d->tensor.layer = h->layer;
+  d->tensor.step = here->step;
+  d->tensor.token = here->token;
+  d->tensor.request = here->request;
+  d->tensor.call = (uint32_t)here->calls[h->index]++;
+  all->ran[h->index] = 1;
+  return put(h, &d->tensor);
+}
+
 /* hook(module, arguments, output) */
 static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
   if (count != 3) {
@@ -180,7 +194,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   const struct place *here = place_of(all);
   if (here->capture == all->number && here->calls == NULL) return nothing(all);
   struct described d;
-  d.tensor = (strap_tensor){.struct_size = sizeof d.tensor, .layer = h->layer};
+  d.tensor = (strap_tensor){.struct_size = sizeof d.tensor};
   PyObject *tensor = NULL;
   if (here->capture == all->number) tensor = tensor_in(all, arguments[2]);
   if (tensor == NULL || !describe(all, tensor, &d)) {
@@ -190,12 +204,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   }
   /* Another thread may have ended the capture while describe called into Python. */
   if (!all->running) return nothing(all);
-  d.tensor.step = here->step;
-  d.tensor.token = here->token;
-  d.tensor.request = here->request;
-  d.tensor.call = (uint32_t)here->calls[h->index]++;
-  all->ran[h->index] = 1;
-  return put(h, &d.tensor);
+  return put_call(h, &d);
 }
 
 /* put(tensor, step, token, call, request) */
@@ -220,6 +229,106 @@ static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t 
                                       arguments[3], arguments[4], (PyObject *)NULL);
 }
 
+/* What compiled code emits comes here with the number of its module. */
+
+struct emission {
+  int (*view)(PyObject *tensor, DLTensor *); /* as in struct hooks */
+  PyObject *otherwise;                       /* the operator in Python */
+  PyObject *none;
+};
+
+/* Who takes what a module emits. */
+struct taker {
+  PyObject *function;      /* of hook_new, or the hook in Python; NULL: nobody */
+  const struct hook *hook; /* of hook_new; NULL: the operator in Python takes it */
+};
+static struct taker *takers; /* by the number of the module */
+static size_t room;          /* elements of takers */
+
+/* emission_to says who takes what a module emits. function: None: nobody. in_c: it is of hook_new.
+ * It returns -1 if there is no memory. */
+int emission_to(uint64_t module, PyObject *function, int in_c, const PyObject *none) {
+  if (module >= room) {
+    size_t more = module + module / 2 + 64;
+    struct taker *grown = realloc(takers, more * sizeof *grown);
+    if (grown == NULL) return -1;
+    memset(grown + room, 0, (more - room) * sizeof *grown);
+    takers = grown;
+    room = more;
+  }
+  PyObject *before = takers[module].function;
+  takers[module] = (struct taker){NULL, NULL};
+  if (function != none) {
+    Py_IncRef(function);
+    takers[module].function = function;
+    if (in_c) takers[module].hook = PyCapsule_GetPointer(PyCFunction_GetSelf(function), NULL);
+  }
+  if (before != NULL) Py_DecRef(before);
+  return 0;
+}
+
+/* taker_of returns who takes what the module of `site` emits. */
+static struct taker taker_of(const struct emission *e, PyObject *site) {
+  DLTensor d;
+  uint64_t module;
+  if (e->view(site, &d) != 0 || d.device.type != DL_CPU || d.data == NULL) {
+    not_described();
+    return (struct taker){e->otherwise, NULL};
+  }
+  memcpy(&module, (char *)d.data + d.byte_offset, sizeof module);
+  return module < room ? takers[module] : (struct taker){NULL, NULL};
+}
+
+/* emitted puts the tensor for its module's hook. It returns 0 if Python takes the tensor, else 1
+ * and the answer. */
+static int emitted(const struct hook *h, PyObject *const *arguments, PyObject **answer) {
+  const struct hooks *all = h->all;
+  const struct place *here = place_of(all);
+  int ended = !all->running || (here->capture == all->number && here->calls == NULL);
+  if (!ended) {
+    PyObject *value = arguments[2];
+    struct described d;
+    d.tensor = (strap_tensor){.struct_size = sizeof d.tensor};
+    if (here->capture != all->number || !is_plain(all, type_of(value)) ||
+        PyUnicode_GetLength(arguments[3]) != 0 || PyObject_IsTrue(arguments[4]) != 1 ||
+        !describe(all, value, &d))
+      return 0;
+    if (all->running) {
+      *answer = put_call(h, &d);
+      return 1;
+    }
+  }
+  *answer = nothing(all);
+  return 1;
+}
+
+/* emit(order, site, value, path, first) */
+static PyObject *run_emit(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "emit takes order, site, value, path and first");
+    return NULL;
+  }
+  const struct emission *e = PyCapsule_GetPointer(self, NULL);
+  struct taker taker = taker_of(e, arguments[1]);
+  if (PyErr_Occurred()) return NULL;
+  if (taker.function == NULL) {
+    Py_IncRef(e->none);
+    return e->none;
+  }
+  if (taker.hook != NULL) {
+    PyObject *answer = NULL;
+    Py_IncRef(taker.function); /* the capture may end meanwhile */
+    int done = emitted(taker.hook, arguments, &answer);
+    Py_DecRef(taker.function);
+    if (done) return answer;
+    if (PyErr_Occurred()) return NULL;
+  }
+  return PyObject_CallFunctionObjArgs(e->otherwise, arguments[0], arguments[1], arguments[2],
+                                      arguments[3], arguments[4], (PyObject *)NULL);
+}
+
+static PyMethodDef emit_method = {"emit", run_emit, METH_FASTCALL,
+                                  "Captures a tensor of compiled code."};
 static PyMethodDef hook_method = {"hook", run, METH_FASTCALL, "Captures the output of a module."};
 static PyMethodDef put_method = {"put", run_put, METH_FASTCALL, "Captures one tensor."};
 
@@ -254,4 +363,20 @@ PyObject *hook_new(struct hooks *all, uint32_t layer, uint32_t index, PyObject *
 
 PyObject *hook_put(struct hooks *all, uint32_t layer, PyObject *owner, PyObject *otherwise) {
   return new_function(&put_method, all, layer, 0, owner, otherwise);
+}
+
+/* emission_new returns the operator. It is never freed: the operator lives as long as the process. */
+PyObject *emission_new(int (*view)(PyObject *, DLTensor *), PyObject *otherwise, PyObject *none) {
+  struct emission *e = malloc(sizeof *e);
+  if (e == NULL) return PyErr_NoMemory();
+  *e = (struct emission){view, otherwise, none};
+  PyObject *self = PyCapsule_New(e, NULL, NULL);
+  if (self == NULL) {
+    free(e);
+    return NULL;
+  }
+  Py_IncRef(otherwise);
+  PyObject *function = PyCFunction_NewEx(&emit_method, self, NULL);
+  Py_DecRef(self);
+  return function;
 }

@@ -25,13 +25,16 @@ typedef struct {
 #define METH_FASTCALL 0x0080
 
 PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+PyObject *PyCFunction_GetSelf(PyObject *);
 PyObject *PyCapsule_New(void *, const char *name, void (*destructor)(PyObject *));
 void *PyCapsule_GetPointer(PyObject *, const char *name);
 PyObject *PyObject_Type(PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *callable, ...);
 PyObject *PyObject_CallFunction(PyObject *callable, const char *format, ...);
+int PyObject_IsTrue(PyObject *);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+Py_ssize_t PyUnicode_GetLength(PyObject *);
 PyObject *PyErr_NoMemory(void);
 void PyErr_SetString(PyObject *type, const char *message);
 extern PyObject *PyExc_TypeError, *PyExc_Exception;

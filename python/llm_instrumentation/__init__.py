@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core.compression import TensorCompressionManager
     from .core.config import HookConfig, HookGranularity, InstrumentationConfig
     from .core.framework import InstrumentationFramework, analyze_activations_with_tokens
+    from .core.hooking.prepared import prepare
     from .core.labels import annotate
     from .core.packed import packed
     from .core.scope import for_request
@@ -46,6 +47,7 @@ __all__ = [
     "capture_activations",
     "for_request",
     "packed",
+    "prepare",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -66,5 +68,6 @@ __getattr__, __dir__ = lazy(
         "capture_activations": ".core.capture",
         "for_request": ".core.scope",
         "packed": ".core.packed",
+        "prepare": ".core.hooking.prepared",
     },
 )

@@ -5,15 +5,26 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import threading
+import time
 import warnings
 import weakref
 
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    capture_activations,
+    prepare,
+)
+from llm_instrumentation._native import view_function
 from llm_instrumentation.core.files.calls_file import read_calls
-from llm_instrumentation.errors import UnsupportedError
+from llm_instrumentation.core.hooking.module_hooks import ModuleHooks
+from llm_instrumentation.core.recording import monitor
+from llm_instrumentation.core.selection import LayerSelectionError
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import intervene, zero
 from torch import nn
 from torch._dynamo.utils import counters
@@ -107,6 +118,14 @@ def in_regions(model, **how):
 WAYS = [wrapped, in_place, as_its_forward, in_regions]
 
 
+def state_of(model):
+    """What a capture changes of modules."""
+    return [
+        (sorted(vars(module)), list(module._forward_hooks), list(module._forward_pre_hooks))
+        for module in model.modules()
+    ]
+
+
 def contents(path):
     """The rows of a capture, in their order, and its tensors."""
     with ActivationReader(path) as reader:
@@ -151,6 +170,90 @@ def test_captures_after_the_first_compile_nothing(compiled_by, model, path):
             compiled(x)
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("compiled_by", WAYS)
+def test_captures_of_a_prepared_model_compile_nothing(compiled_by, model, path):
+    x = torch.randn(4, 6)
+    compiled = compiled_by(model, backend=Counter(), fullgraph=True)
+    with torch.no_grad(), prepare(compiled, inside()):
+        expected = compiled(x)["logits"]
+        graphs = counters["stats"]["unique_graphs"]
+        with capture_activations(compiled, path, config=inside()):
+            compiled(x)
+        compiled(x)
+        assert len(contents(path)[0]) == 12
+        with ActivationReader(path) as reader:
+            assert torch.equal(reader["head"][0].to_torch(), expected)
+    with torch.no_grad(), capture_activations(compiled, path, config=inside(), overwrite=True):
+        compiled(x)
+    assert len(contents(path)[0]) == 12
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_a_prepared_model_that_is_closed_runs_its_own_code_again(model):
+    x = torch.randn(4, 6)
+    compiled, before = torch.compile(model, backend=Counter(), fullgraph=True), state_of(model)
+    with torch.no_grad():
+        compiled(x)
+        prepared = prepare(compiled, inside())
+        compiled(x)
+        prepared.close()
+        prepared.close()
+        graphs = counters["stats"]["unique_graphs"]
+        compiled(x)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert state_of(model) == before
+
+
+def test_what_cannot_be_prepared_is_an_error(model):
+    with pytest.raises(InvalidArgumentError, match="the model is not compiled"):
+        prepare(model)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(InvalidArgumentError, match="eager"):
+        prepare(compiled, eagerly().with_compiled("eager"))
+    with pytest.raises(UnsupportedError, match="gradients"):
+        prepare(compiled, eagerly().with_gradients())
+    with pytest.raises(LayerSelectionError, match="nowhere"):
+        prepare(compiled, eagerly().with_layers("nowhere"))
+
+
+@pytest.mark.skipif(not view_function(torch.Tensor), reason="nothing runs in C here")
+def test_plain_tensors_of_compiled_code_run_no_python(model, path, monkeypatch):
+    def in_python(*_: object) -> None:
+        raise AssertionError("the operator in Python has run")
+
+    monkeypatch.setattr(ModuleHooks, "output_emitted", in_python)
+    compiled, x = torch.compile(model, backend="aot_eager", fullgraph=True), torch.randn(4, 6)
+    with torch.no_grad(), capture_activations(compiled, path, config=inside()):
+        compiled(x)
+    assert len(contents(path)[0]) == 12
+
+
+def test_the_progress_line_tells_of_a_compilation(model, path, monkeypatch):
+    class Kept:
+        def __init__(self):
+            self.shown = []
+
+        def show(self, text):
+            self.shown.append(text)
+
+        def close(self):
+            pass
+
+    def slow(graph, inputs):
+        time.sleep(1.3)  # the line is renewed every half second
+        return graph
+
+    line = Kept()
+    monkeypatch.setattr(monitor, "_line", lambda: line)
+    compiled, x = torch.compile(model, backend=slow, fullgraph=True), torch.randn(4, 6)
+    with torch.no_grad(), capture_activations(compiled, path, config=inside().with_progress(True)):
+        compiled(x)
+        told = len(line.shown)
+        time.sleep(1.1)
+    assert re.search(r"torch compiles the model for the capture: [1-9]\d* s", line.shown[told - 1])
+    assert "compiles" not in line.shown[-1]
 
 
 def test_models_that_share_compiled_code_have_their_own_values(model, tmp_path):

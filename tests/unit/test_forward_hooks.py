@@ -23,13 +23,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
-from llm_instrumentation._native import ForwardHooks, view_function
+from llm_instrumentation._native import view_function
+from llm_instrumentation.core.recording import opened as opening
 from llm_instrumentation.core.recording import recorder
 from llm_instrumentation.errors import CaptureError, StrapError, UnsupportedError
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(Tensor, "__dlpack_c_exchange_api__") or not ForwardHooks.available(),
+    not view_function(Tensor),
     reason="this torch or interpreter has no hooks in C",
 )
 
@@ -67,7 +68,7 @@ def capture(path, model, run, config=None, in_c=True):
     framework.instrument_model(model)
     with pytest.MonkeyPatch.context() as patch:
         if not in_c:
-            patch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+            patch.setattr(opening, "view_function", lambda _: 0)
         with framework.capture_activations(path):
             hooks = [h.func for m in model.modules() for h in m._forward_hooks.values()]
             assert in_c == any(type(h).__name__ == "builtin_function_or_method" for h in hooks)
@@ -768,10 +769,10 @@ def test_without_the_library_no_file_is_touched(tmp_path, monkeypatch):
     path = tmp_path / "a.stream"
     path.write_bytes(b"an earlier capture")
 
-    def missing():
+    def missing(tensor):
         raise UnsupportedError("hook.so is missing")
 
-    monkeypatch.setattr(ForwardHooks, "available", staticmethod(missing))
+    monkeypatch.setattr(opening, "view_function", missing)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
     framework.instrument_model(Outer(1))
     with pytest.raises(UnsupportedError), framework.capture_activations(path):
@@ -780,5 +781,9 @@ def test_without_the_library_no_file_is_touched(tmp_path, monkeypatch):
 
 
 def test_an_unknown_exchange_api_gives_no_view_function():
-    assert view_function(object()) == 0
-    assert view_function(Tensor.__dlpack_c_exchange_api__) != 0
+    class Other:
+        __dlpack_c_exchange_api__ = object()
+
+    assert view_function(Other) == 0
+    assert view_function(object) == 0
+    assert view_function(Tensor) != 0

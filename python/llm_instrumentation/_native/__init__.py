@@ -3,7 +3,7 @@
 ``strap.h`` defines the interface. The names here are those of ``strap.h`` without the prefix.
 """
 
-from .hooks import ForwardHooks, view_function
+from .hooks import ForwardHooks, emission, emit_to, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .operators import BLOCK_ROWS, NativeForm, Operators
 from .payload import decode, encode
@@ -27,6 +27,8 @@ __all__ = [
     "capture_id_of",
     "codec_code",
     "decode",
+    "emission",
+    "emit_to",
     "encode",
     "exchange_rows",
     "library_version",

@@ -70,6 +70,9 @@ def library() -> ctypes.PyDLL | None:
     found.hook_new.restype = found.hook_put.restype = object_
     found.hook_new.argtypes = (ctypes.POINTER(_Shared), u32, u32, object_, object_)
     found.hook_put.argtypes = (ctypes.POINTER(_Shared), u32, object_, object_)
+    found.emission_new.restype = object_
+    found.emission_new.argtypes = (ctypes.c_void_p, object_, object_)
+    found.emission_to.argtypes = (ctypes.c_uint64, object_, ctypes.c_int, object_)
     found.hooks_enter.restype = None
     found.hooks_enter.argtypes = (
         ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, u32,
@@ -86,15 +89,22 @@ def library() -> ctypes.PyDLL | None:
     return found
 
 
-def view_function(exchange: object) -> int:
+def view_function(tensor: type) -> int:
     """The address of the C function that fills a borrowed DLTensor for a tensor.
 
     Args:
-        exchange: the ``__dlpack_c_exchange_api__`` of the tensor's type.
+        tensor: the type of the tensors, which has it in ``__dlpack_c_exchange_api__``.
 
     Returns:
-        The address; 0 if `exchange` offers no version that this module knows.
+        The address; 0 if the type offers no version that this module knows, or this interpreter
+        has no hooks in C.
+
+    Raises:
+        UnsupportedError: hook.so is missing or does not load.
     """
+    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None or library() is None:
+        return 0
     try:
         api = _pointer_of(exchange, _EXCHANGE_NAME)
     except ValueError:
@@ -104,6 +114,36 @@ def view_function(exchange: object) -> int:
             return (ctypes.c_void_p * (_VIEW + 1)).from_address(api)[_VIEW] or 0
         api = ctypes.c_void_p.from_address(api + ctypes.sizeof(ctypes.c_void_p)).value
     return 0
+
+
+def emission(view: int, otherwise: Callable[..., None]) -> Callable[..., None]:
+    """The operator in C by which compiled code emits a tensor.
+
+    Args:
+        view: address from :func:`view_function`.
+        otherwise: the operator in Python. It takes what no hook in C can take.
+
+    Returns:
+        ``emit(order, site, value, path, first)``, see :mod:`..core.hooking.inside`.
+    """
+    found = library()
+    if found is None:
+        raise UnsupportedError("this interpreter has no hooks in C")
+    made: Callable[..., None] = found.emission_new(view, otherwise, None)
+    return made
+
+
+def emit_to(module: int, hook: Callable[..., Any] | None, *, in_c: bool) -> None:
+    """Tells the operator in C who takes what a module emits.
+
+    Args:
+        module: the number of the module.
+        hook: the module's hook; None: nobody takes it.
+        in_c: the hook is from :meth:`ForwardHooks.new`. Else the operator in Python takes it.
+    """
+    found = library()
+    if found is not None and found.emission_to(module, hook, in_c, None) != 0:
+        raise MemoryError(f"no memory for the numbers of {module} modules")
 
 
 class ForwardHooks:
@@ -121,7 +161,7 @@ class ForwardHooks:
             token and call.
 
     Raises:
-        UnsupportedError: the interpreter has no hooks in C; see :meth:`available`.
+        UnsupportedError: the interpreter has no hooks in C.
     """
 
     def __init__(
@@ -164,15 +204,6 @@ class ForwardHooks:
             failed=told,
             ran=(ctypes.c_ubyte * len(ran)).from_buffer(ran),
         )
-
-    @staticmethod
-    def available() -> bool:
-        """Whether this interpreter can run hooks in C.
-
-        Raises:
-            UnsupportedError: it could, but hook.so is missing or does not load.
-        """
-        return library() is not None
 
     def new(self, layer: int, index: int, otherwise: Callable[..., None]) -> Callable[..., None]:
         """A new forward hook for one module.

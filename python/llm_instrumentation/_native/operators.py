@@ -145,7 +145,7 @@ class Operators:
             take: receives the rows of a full block. C reuses the block when `take` returns.
 
         Raises:
-            UnsupportedError: this interpreter has no recorder in C; see :meth:`available`.
+            UnsupportedError: this interpreter has no recorder in C.
         """
         found = library()
         if found is None:
@@ -184,15 +184,6 @@ class Operators:
     def __del__(self) -> None:
         if hasattr(self, "_shared"):
             self._library.tracer_end(ctypes.addressof(self._shared))
-
-    @staticmethod
-    def available() -> bool:
-        """Whether this interpreter can run operators in C.
-
-        Raises:
-            UnsupportedError: it could, but hook.so is missing or does not load.
-        """
-        return library() is not None
 
     @property
     def sampling(self) -> bool:

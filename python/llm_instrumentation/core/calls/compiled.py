@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["called_by", "compiles_its_hooks", "is_compiled", "outermost", "outside"]
+__all__ = [
+    "called_by", "compilations", "compiles_its_hooks", "is_compiled", "outermost", "outside",
+]  # fmt: skip
 
 # The frames that torch puts around a function that it does not compile.
 _EVAL_FRAME = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
@@ -74,3 +78,37 @@ def outside(hook: Callable[..., Any]) -> Callable[..., Any]:
     disable: Any = torch._dynamo.disable  # it has no annotations
     disabled: Callable[..., Any] = disable(hook)
     return disabled
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[Callable[[], float]]:
+    """Watches torch compile in the block.
+
+    Yields:
+        returns the seconds since the beginning of the compilation that runs now; 0: none runs.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    began: list[float] = []  # one may begin within another
+
+    def begin(*_: object) -> None:
+        began.append(time.monotonic())
+
+    def end(*_: object) -> None:
+        if began:
+            began.pop()
+
+    def seconds() -> float:
+        try:
+            return time.monotonic() - began[0]
+        except IndexError:
+            return 0.0
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield seconds
+    finally:
+        with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+            callback_handler.remove_start_callback(begin)
+            callback_handler.remove_end_callback(end)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..._native import emission, emit_to, view_function
 from ...errors import UnsupportedError
 from ..calls.compiled import compiles_its_hooks, is_compiled
 from ..calls.own_hook import OwnHook
@@ -40,6 +41,7 @@ class Receiver(NamedTuple):
 
     Attributes:
         hook: called in place of the emission where the module is not compiled.
+        in_c: `hook` is in C, where it takes the tensors of compiled code, too.
         emitted: takes the tensors of compiled code: ``emitted(path, tensor, first)``. `path` is the
             place of the tensor, see :func:`walk_output`. Without a tensor it has the names of types
             that cannot be walked, a line for each. `first`: the tensor is the first one of a call.
@@ -47,6 +49,7 @@ class Receiver(NamedTuple):
     """
 
     hook: Callable[..., Any]
+    in_c: bool
     emitted: Callable[[str, Tensor | None, bool], None]
 
 
@@ -67,7 +70,8 @@ class _Site:
         self.number = next(_numbers)
         self.key = RemovableHandle(module._forward_hooks).id
         site = torch.tensor(self.number)
-        receivers = _receivers[self.number] = []
+        receivers = self.receivers = _receivers[self.number] = []
+        self.attached = 0  # emissions
         weakref.finalize(module, _receivers.pop, self.number)
 
         def hook(module: nn.Module, args: Any, other: Any) -> None:
@@ -87,6 +91,21 @@ class _Site:
 
         self.hook = OwnHook(hook)
 
+    def receive(self, receiver: Receiver) -> None:
+        self.receivers.append(receiver)
+        self._tell_c()
+
+    def leave(self, receiver: Receiver) -> None:
+        self.receivers.remove(receiver)
+        self._tell_c()
+
+    def _tell_c(self) -> None:
+        if not self.receivers:
+            emit_to(self.number, None, in_c=False)
+        else:
+            first = self.receivers[0]
+            emit_to(self.number, first.hook, in_c=first.in_c and len(self.receivers) == 1)
+
 
 # By module, then by whether it emits key-value caches, and whether it emits inputs.
 _sites: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Site]] = (
@@ -99,22 +118,29 @@ class Emission:
 
     Args:
         module: the module.
-        receiver: receives its tensors.
+        receiver: receives its tensors; None: nobody does, until another emission does.
         kv_cache: emit the tensors of key-value caches, too.
         inputs: emit what the module is given, not what it returns.
     """
 
     def __init__(
-        self, module: nn.Module, receiver: Receiver, *, kv_cache: bool, inputs: bool = False
+        self,
+        module: nn.Module,
+        receiver: Receiver | None,
+        *,
+        kv_cache: bool,
+        inputs: bool = False,
     ) -> None:
         _define()
         sites = _sites.setdefault(module, {})
         if (kv_cache, inputs) not in sites:
             sites[kv_cache, inputs] = _Site(module, kv_cache=kv_cache, inputs=inputs)
         self._module, self._site, self._receiver = module, sites[kv_cache, inputs], receiver
-        self._inputs = inputs
+        self._inputs, self._removed = inputs, False
         own_forward.take(module)
-        _receivers[self._site.number].append(receiver)
+        self._site.attached += 1
+        if receiver is not None:
+            self._site.receive(receiver)
         if inputs:
             module._forward_pre_hooks[self._site.key] = self._site.hook
             module._forward_pre_hooks_with_kwargs[self._site.key] = True
@@ -123,16 +149,21 @@ class Emission:
 
     def remove(self) -> None:
         """Ends the emission. The compiled code stays with torch, for the next capture."""
-        receivers, module, key = _receivers[self._site.number], self._module, self._site.key
-        if self._receiver not in receivers:
+        if self._removed:
             return
-        receivers.remove(self._receiver)
+        self._removed = True
+        module, site = self._module, self._site
+        if self._receiver is not None:
+            site.leave(self._receiver)
         own_forward.give_back(module)
-        if not receivers and self._inputs:
-            module._forward_pre_hooks.pop(key, None)
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
-        elif not receivers:
-            module._forward_hooks.pop(key, None)
+        site.attached -= 1
+        if site.attached > 0:
+            return
+        if self._inputs:
+            module._forward_pre_hooks.pop(site.key, None)
+            module._forward_pre_hooks_with_kwargs.pop(site.key, None)
+        else:
+            module._forward_hooks.pop(site.key, None)
 
 
 def can_emit(module: nn.Module) -> bool:
@@ -180,7 +211,9 @@ def _define() -> Any:
     new: Any = torch.library.Library  # it has no annotations
     library = new("strap", "DEF")
     library.define("emit(Tensor(a!) order, Tensor site, Tensor? value, str path, bool first) -> ()")
-    library.impl("emit", _emit, "CompositeExplicitAutograd")
+    view = view_function(Tensor)
+    emit = emission(view, _emit) if view else _emit
+    library.impl("emit", emit, "CompositeExplicitAutograd")
     torch.library.register_fake("strap::emit", lambda *_: None, lib=library)
     return library
 

@@ -59,9 +59,9 @@ class ModuleHooks:
     def attach_inside(self, module: nn.Module) -> Iterable[Emission]:
         """Lets the module emit its tensors, also from inside of compiled code."""
         if self._config.inputs:
-            inputs = Receiver(self.inputs, self.input_emitted)
+            inputs = Receiver(self.inputs, False, self.input_emitted)
             yield Emission(module, inputs, kv_cache=False, inputs=True)
-        output = Receiver(self._output_hook(), self.output_emitted)
+        output = Receiver(self._output_hook(), self._state.in_c is not None, self.output_emitted)
         yield Emission(module, output, kv_cache=self._kv_cache)
 
     def attach(self, module: nn.Module, wrap: Callable[..., Any]) -> Iterable[RemovableHandle]:

@@ -23,13 +23,26 @@ _HORIZON_SECONDS = 60.0
 
 
 class Monitor:
-    """A thread that reads the counters twice a second until it is stopped."""
+    """A thread that reads the counters twice a second until it is stopped.
+
+    Args:
+        path: the stream.
+        read: reads the counters; None: the capture has ended.
+        progress: show the progress line; None: on a terminal and in a notebook.
+        compiling: for how many seconds torch has been compiling the model; 0: it is not. None: it
+            never does.
+    """
 
     def __init__(
-        self, path: str, read: Callable[[], CaptureStats | None], progress: bool | None
+        self,
+        path: str,
+        read: Callable[[], CaptureStats | None],
+        progress: bool | None,
+        compiling: Callable[[], float] | None,
     ) -> None:
         self._path = path
         self._read = read
+        self._compiling = compiling
         self._progress = sys.stderr.isatty() or in_notebook() if progress is None else progress
         self._stop = threading.Event()
         self._warned = False
@@ -55,7 +68,10 @@ class Monitor:
         def show(stats: CaptureStats) -> None:
             nonlocal before
             drained = (before.queued_bytes - stats.queued_bytes) / _INTERVAL
-            line.show(_describe(stats, drained if self.draining else None))
+            text = _describe(stats, drained if self.draining else None)
+            if self._compiling is not None and (seconds := self._compiling()) > 0:
+                text += f", torch compiles the model for the capture: {seconds:.0f} s"
+            line.show(text)
             before = stats
 
         try:

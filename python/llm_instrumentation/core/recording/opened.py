@@ -58,11 +58,8 @@ def view_in_c(plan: CapturePlan) -> int:
     Raises:
         UnsupportedError: hook.so is missing or does not load.
     """
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     sampled = plan.config.granularity is HookGranularity.SAMPLED_SLICES
-    if exchange is None or sampled or not ForwardHooks.available():
-        return 0
-    return view_function(exchange)
+    return 0 if sampled else view_function(Tensor)
 
 
 def hooks_in_c(

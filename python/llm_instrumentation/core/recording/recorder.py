@@ -6,10 +6,12 @@ import atexit
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 
 from ..._warn import warn
 from ...errors import CaptureError
 from ..calls.call_log import CallLog, check_place
+from ..calls.compiled import compilations
 from ..calls.crops import follow_crops
 from ..calls.encoders import encoders_of
 from ..calls.steps import Steps
@@ -91,7 +93,10 @@ class Recorder:
             attached.callback(self._calls.forget)
             attached.enter_context(follow_crops(log.sequences))
             inside = runs_inside(plan.models, plan.config)
-            if not inside:
+            compiling: Callable[[], float] | None = None
+            if inside:
+                compiling = attached.enter_context(compilations())
+            else:
                 attached.enter_context(run_eagerly(plan.models))
             self._calls.rewiring = attached.enter_context(
                 self._hooks.attached(
@@ -102,7 +107,7 @@ class Recorder:
                 read = self._counters.read
                 self._probes.run(lambda: read().counters(), append=plan.resumes)
             undo.pop_all()
-        self._monitor = Monitor(session.path, self._counters.poll, plan.config.progress)
+        self._monitor = Monitor(session.path, self._counters.poll, plan.config.progress, compiling)
         _open_recorders.add(self)
 
     @property

@@ -232,8 +232,7 @@ def view_in_c() -> int:
 
     It is 0 if this torch or this interpreter does not have what C needs.
     """
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return view_function(exchange) if exchange is not None and Operators.available() else 0
+    return view_function(torch.Tensor)
 
 
 def _is_without_memory(kind: type) -> bool:

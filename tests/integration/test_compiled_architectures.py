@@ -1,0 +1,57 @@
+"""Captures inside of compiled code have the values of the compiled code, for real architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from architecture_truth.forwards import LOSSLESS, check_captured
+from llm_instrumentation import ActivationReader, capture_activations
+from plain_hooks import watching
+from tiny_models import make
+from torch._dynamo.utils import counters
+
+# One of each kind of structure, as in test_architecture_truth.py.
+TYPES = ("gpt2", "llama", "mixtral", "vit")
+MORE_TYPES = (
+    "albert", "bart", "bert", "bloom", "cohere", "deberta-v2", "falcon_h1", "gemma3_text",
+    "gpt_oss", "longformer", "mamba", "owlvit", "rwkv", "t5", "wav2vec2", "xlnet",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "set_stance"), reason="this torch cannot leave compiled code"
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "model_type", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES)]
+)
+def test_a_capture_has_what_a_twin_returns_from_compiled_code(model_type, tmp_path):
+    """The twin's own hooks are compiled, so that its code returns what its modules return."""
+    tiny, twin = make(model_type), make(model_type)
+    inputs = tiny.inputs()
+    with torch.no_grad():
+        with watching(twin.model) as seen:
+            torch.manual_seed(0)
+            torch.compile(twin.model, backend="aot_eager")(**inputs)
+        torch._dynamo.reset()
+        compiled = torch.compile(tiny.model, backend="aot_eager")
+        config = LOSSLESS.with_compiled("inside")
+        torch.manual_seed(0)
+        with capture_activations(compiled, tmp_path / "run.stream", config=config):
+            compiled(**inputs)
+    assert counters["stats"]["unique_graphs"] > 0
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        check_captured(reader, seen)
