@@ -3,8 +3,8 @@
 //go:build cgo
 
 /*
- * See V. Gopal et al., Fast CRC Computation for Generic Polynomials
- * Using PCLMULQDQ Instruction (Intel, 2009), for polynomials with their bits reflected.
+ * See V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction
+ * (Intel, 2009), for polynomials with their bits reflected.
  *
  * The first 128 bits of a message can be removed: multiply them by x^D and add the product D bits
  * further on. The result is congruent to the message modulo P. The product has two parts: the first 64

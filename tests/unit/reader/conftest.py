@@ -27,9 +27,13 @@ def run(path):
     return path
 
 
-@pytest.fixture
-def crowd(path):
-    """A capture of 1,200 small packets of three shapes and types; some have a twin or are empty."""
+@pytest.fixture(scope="session")
+def crowd(tmp_path_factory):
+    """A capture of 1,200 small packets of three shapes and types; some have a twin or are empty.
+
+    It is made once: tests must not change it.
+    """
+    path = tmp_path_factory.mktemp("crowd") / "run.stream"
     generator = torch.Generator().manual_seed(0)
     with capturing(path, codec="lz4") as put:
         for step in range(200):
