@@ -1,4 +1,5 @@
-// The collector of core time, page faults and stalls of all processes; tasks.bpf.c reads the counts.
+// The collector of core time, page faults and stalls of all processes. tasks.bpf.c reads the
+// counts.
 
 package probe
 
