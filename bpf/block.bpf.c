@@ -1,8 +1,8 @@
+// block.bpf.c - the times of the requests to block devices.
+
 //go:build ignore
 
 /*
- * block.bpf.c - times of the requests to block devices.
- *
  * A request is followed from block_rq_insert, where an I/O scheduler queues it, through its
  * first block_rq_issue to the block_rq_complete of its last bytes. `requests` has an entry for
  * each request under way; user space maps it, and scans it for requests in flight and for

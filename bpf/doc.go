@@ -1,8 +1,8 @@
 // Package bpf holds the programs that libstrap runs in the kernel, as objects ready to load.
 // block.bpf.c follows requests to block devices. tasks.bpf.c reads what the kernel has counted for
-// each thread. process.bpf.c finds the process with a number; syscalls.bpf.c follows its system
-// calls, and offcpu.bpf.c its threads' waits for a core. The objects are CO-RE: one build runs on
-// every little-endian machine whose kernel has BTF.
+// each thread: page faults, core time, switches. process.bpf.c only finds the process with a number;
+// syscalls.bpf.c follows its system calls, and offcpu.bpf.c its threads' waits for a core. The objects
+// are CO-RE: one build runs on every little-endian machine whose kernel has BTF.
 //
 // go generate needs Debian's clang-14, llvm-14 and libbpf-dev.
 package bpf

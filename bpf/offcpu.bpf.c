@@ -1,8 +1,8 @@
+// offcpu.bpf.c - the waits of one process's threads for a core.
+
 //go:build ignore
 
 /*
- * offcpu.bpf.c - the waits of one process's threads for a core.
- *
  * A wait begins when a thread is switched out and ends when it is switched in. From its wakeup
  * on, the thread waits in the run queue. The program runs at every switch of the machine, under
  * the lock of a run queue. So the memory for threads is allocated before it starts, and the

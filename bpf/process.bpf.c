@@ -1,8 +1,8 @@
+// process.bpf.c - finds the process to watch by its number. It counts nothing; see tasks.bpf.c.
+
 //go:build ignore
 
 /*
- * process.bpf.c - finds the process with a number.
- *
  * In a PID namespace, as in a container, processes have other numbers than those that programs
  * at tracepoints see. An iterator lists the processes of its reader's namespace.
  */

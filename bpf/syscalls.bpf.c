@@ -1,8 +1,8 @@
+// syscalls.bpf.c - the system calls of one process.
+
 //go:build ignore
 
 /*
- * syscalls.bpf.c - the system calls of one process.
- *
  * The call that a thread is in is kept in the thread's own storage. The kernel frees it with the
  * thread, so a thread that dies within a call leaves nothing behind. `counts` counts the calls
  * that returned, one copy for each CPU. The counts only grow.

@@ -1,8 +1,8 @@
+// tasks.bpf.c - reads the page faults, the core time and the switches of each thread.
+
 //go:build ignore
 
 /*
- * tasks.bpf.c - reads what the kernel has counted for each thread.
- *
  * The scheduler and the fault handler keep these counts anyway. An iterator over the threads
  * reads them when a snapshot is taken, so a switch or a fault costs nothing more. Only the end
  * of a thread needs an event, because its counts are gone afterwards.

@@ -34,7 +34,7 @@ TOOLS = [
 ]  # fmt: skip
 TESTS = {
     "unit tests": ["tests/unit"],
-    "hooks": ["tests/integration/test_hooks.py"],
+    "hooks": ["tests/integration/hooks"],
     "compiled": ["tests/integration/test_compile.py"],
 }
 SHOWN = ("torch", "transformers", "numpy", "pyarrow", "pandas")

@@ -1,3 +1,6 @@
+// The functions of the C API for libstrap-access: its files as traces, and the files that
+// recordings write.
+
 package main
 
 /*

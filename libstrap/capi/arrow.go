@@ -1,3 +1,5 @@
+// Exports records of Go as streams of the Arrow C stream interface.
+
 package main
 
 /*

@@ -1,3 +1,5 @@
+// Reads an Arrow C stream of the caller as records of Go.
+
 package main
 
 /*

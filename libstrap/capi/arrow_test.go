@@ -1,3 +1,5 @@
+// Tests of the export and the import of Arrow C streams.
+
 package main
 
 import (

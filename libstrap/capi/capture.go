@@ -1,3 +1,5 @@
+// The functions of the C API that open a capture, take its tensors and close it.
+
 package main
 
 /*

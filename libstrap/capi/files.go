@@ -1,3 +1,5 @@
+// Opens the files of captures, so that they are closed in a child after fork().
+
 package main
 
 /*

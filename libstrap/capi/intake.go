@@ -1,3 +1,5 @@
+// The buffer in C memory in which small tensors of a session wait.
+
 package main
 
 /*

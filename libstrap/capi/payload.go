@@ -1,3 +1,5 @@
+// The functions of the C API that encode and decode a payload without a stream.
+
 package main
 
 /*

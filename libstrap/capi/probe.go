@@ -1,3 +1,5 @@
+// The functions of the C API that start, read and stop collectors in the kernel.
+
 package main
 
 /*

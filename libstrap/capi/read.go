@@ -1,3 +1,5 @@
+// The functions of the C API that read captures and export their index.
+
 package main
 
 /*

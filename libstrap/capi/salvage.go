@@ -1,3 +1,5 @@
+// The function of the C API that copies the intact packets of a damaged capture.
+
 package main
 
 /*

@@ -1,3 +1,5 @@
+// The handle of a memory trace in the C API: its run, counts, tables and end.
+
 package main
 
 /*

@@ -1,3 +1,5 @@
+// The functions of the C API that analyse a part of a trace, and merge such analyses.
+
 package main
 
 /*

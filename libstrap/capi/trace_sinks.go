@@ -1,3 +1,5 @@
+// The functions of the C API that consume a trace: the analysis, and the writer of Parquet.
+
 package main
 
 /*

@@ -1,3 +1,5 @@
+// The functions of the C API that give a trace as a stream: the parser, and the labeller.
+
 package main
 
 /*

@@ -15,6 +15,7 @@ from llm_instrumentation._native import NativeForm
 from llm_instrumentation.mrm.collector import TorchTracer
 from llm_instrumentation.mrm.collector.torch import recorder
 from torch import nn
+from torch_traces import rows_of
 from transformers_cache import CACHE_NAME
 
 pytestmark = [
@@ -39,10 +40,6 @@ def both(**options) -> Iterator[tuple[TorchTracer, TorchTracer]]:
         patch.undo()
         with TorchTracer(**options) as in_c:
             yield in_python, in_c
-
-
-def rows_of(tracer: TorchTracer) -> pd.DataFrame:
-    return tracer.reader().read_all().to_pandas()
 
 
 def check_same(in_python: TorchTracer, in_c: TorchTracer) -> pd.DataFrame:

@@ -1,3 +1,5 @@
+// Prints what this machine can do, for `strap-probe check`.
+
 //go:build linux
 
 package main

@@ -1,3 +1,5 @@
+// The kinds of collectors, and their flags on the command line.
+
 //go:build linux
 
 package main

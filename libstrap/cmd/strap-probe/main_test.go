@@ -1,3 +1,5 @@
+// Tests that run the command, and its loop with a made-up collector.
+
 //go:build linux
 
 package main

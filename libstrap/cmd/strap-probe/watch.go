@@ -1,3 +1,5 @@
+// The loop that takes snapshots, and the outputs that it writes them to.
+
 //go:build linux
 
 package main

@@ -1,3 +1,5 @@
+// Advice on read-ahead, a look into the page cache, and reads past it, by calls of Linux.
+
 package ahead
 
 import (

@@ -1,3 +1,5 @@
+// Stands in for system_linux.go on other systems: no advice, and no reads past the page cache.
+
 //go:build !linux
 
 package ahead

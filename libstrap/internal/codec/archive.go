@@ -1,3 +1,5 @@
+// Encodes archive payloads, which hold 16-bit floats with a bounded error.
+
 package codec
 
 import (

@@ -1,3 +1,5 @@
+// Tells how many bytes a payload decodes to, from its header or by decoding it.
+
 package codec
 
 import (

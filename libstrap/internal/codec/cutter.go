@@ -1,3 +1,5 @@
+// Cuts a source into the blocks of a frame.
+
 package codec
 
 // cutter cuts a source into blocks and passes each block to put. A block that one write holds in full

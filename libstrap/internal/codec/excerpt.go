@@ -1,3 +1,5 @@
+// Takes those blocks out of a payload that some stretches of its decoded bytes need.
+
 package codec
 
 import (

@@ -1,3 +1,5 @@
+// Reads exactly one frame from a source, whatever bytes follow it.
+
 package codec
 
 import (

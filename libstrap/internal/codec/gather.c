@@ -1,6 +1,7 @@
+// gather.c - copies strided tensors to contiguous memory.
+
 //go:build cgo
 
-/* gather.c - copies strided tensors to contiguous memory. */
 #include "kernel.h"
 
 #include <string.h>

@@ -1,3 +1,5 @@
+// Copies the elements of a strided tensor to contiguous memory.
+
 package codec
 
 import "unsafe"

@@ -1,8 +1,7 @@
+// huffman.c - the loops of huffman.go, which describes codes and streams.
+
 //go:build cgo
 
-/*
- * huffman.c - the loops of huffman.go, which describes codes and streams.
- */
 #include <string.h>
 
 #include "kernel.h"

@@ -1,3 +1,5 @@
+// The Huffman coder of literals, as RFC 8878, section 4.2, describes it.
+
 package codec
 
 import (

@@ -1,8 +1,8 @@
+// kernel.c - converts float32 to float16, rounds to fewer mantissa bits, and measures the error.
+
 //go:build cgo
 
 /*
- * kernel.c - converts float32 to float16, rounds to fewer mantissa bits, and measures the error.
- *
  * A few squares at a time are added in float lanes. Adding each square in double takes twice the time.
  * A float addition can round down, so the sums are made larger by the most that rounding can lose. A
  * reported sum is never below the true sum, and less than 2e-6 of it above.

@@ -1,3 +1,5 @@
+// Calls the loops in C, in builds with cgo.
+
 //go:build cgo
 
 package codec

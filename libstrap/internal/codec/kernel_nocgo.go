@@ -1,3 +1,5 @@
+// Stands in for the loops in C, in builds without cgo.
+
 //go:build !cgo
 
 package codec

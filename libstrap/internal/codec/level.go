@@ -1,3 +1,5 @@
+// Chooses the set of loops in use: those in C for an instruction set, or their twins in Go.
+
 package codec
 
 import (

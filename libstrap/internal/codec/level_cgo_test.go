@@ -1,3 +1,5 @@
+// A test that the sets of loops are those of the processor.
+
 //go:build cgo
 
 package codec

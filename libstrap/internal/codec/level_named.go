@@ -1,3 +1,5 @@
+// Begins with the set of loops that STRAP_LEVEL names, in builds with the tag strap_level.
+
 //go:build strap_level
 
 package codec

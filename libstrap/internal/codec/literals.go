@@ -1,3 +1,5 @@
+// Writes zstd frames without match finding.
+
 package codec
 
 import (

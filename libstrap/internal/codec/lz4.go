@@ -1,3 +1,5 @@
+// Writes and reads LZ4 frames.
+
 package codec
 
 import (

@@ -1,3 +1,5 @@
+// Decodes stretches of a payload that the caller chose.
+
 package codec
 
 import (

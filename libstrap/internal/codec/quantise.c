@@ -1,9 +1,10 @@
+// quantise.c - the loops of quantise.go, which describes codes and scales.
+
 //go:build cgo
 
 /*
- * quantise.c - the loops of quantise.go, which describes codes and scales. Both do the same operations
- * in the same order, so their bytes and sums are the same. This excludes fused multiplications, also
- * if the compiler may use fma.
+ * Both do the same operations in the same order, so their bytes and sums are the same. This excludes
+ * fused multiplications, also if the compiler may use fma.
  */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF

@@ -1,3 +1,5 @@
+// Turns 16-bit floats into the codes and steps of an archive payload, and back.
+
 package codec
 
 import (

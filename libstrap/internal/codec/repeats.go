@@ -1,3 +1,5 @@
+// Estimates how much of a payload repeats earlier bytes of it.
+
 package codec
 
 import (

@@ -1,3 +1,5 @@
+// Rounds 16-bit floats to fewer bits of mantissa.
+
 package codec
 
 import (

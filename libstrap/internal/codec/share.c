@@ -1,6 +1,7 @@
+// share.c - copies in the host's threads.
+
 //go:build cgo
 
-/* share.c - copies in the host's threads. */
 #include "floats.h"
 #include "kernel.h"
 

@@ -1,3 +1,5 @@
+// Copies and converts large tensors in the threads of a team.
+
 package codec
 
 import (

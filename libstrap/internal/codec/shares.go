@@ -1,3 +1,5 @@
+// Divides the decoding of a payload into shares that several goroutines decode at once.
+
 package codec
 
 import (

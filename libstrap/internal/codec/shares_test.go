@@ -1,3 +1,5 @@
+// Tests of payloads that are decoded in shares.
+
 package codec
 
 import (

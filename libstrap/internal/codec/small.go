@@ -1,3 +1,5 @@
+// Decodes small payloads that are in memory, in less time than the other decoders take.
+
 package codec
 
 import (

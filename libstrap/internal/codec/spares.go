@@ -1,3 +1,5 @@
+// Keeps values that are used again, one for each processor.
+
 package codec
 
 import "github.com/libstrap/strap/libstrap/internal/procs"

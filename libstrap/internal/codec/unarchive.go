@@ -1,3 +1,5 @@
+// Decodes archive payloads.
+
 package codec
 
 import (

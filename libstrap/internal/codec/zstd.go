@@ -1,3 +1,5 @@
+// Writes and reads zstd frames.
+
 package codec
 
 import (

@@ -1,8 +1,10 @@
+// kernel.c - CRC-32C by folding.
+
 //go:build cgo
 
 /*
- * kernel.c - CRC-32C by folding; see V. Gopal et al., Fast CRC Computation for Generic Polynomials
- * Using PCLMULQDQ Instruction (Intel, 2009), for polynomials with their bits reflected.
+ * See V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction
+ * (Intel, 2009), for polynomials with their bits reflected.
  *
  * The first 128 bits of a message can be removed: multiply them by x^D and add the product D bits
  * further on. The result is congruent to the message modulo P. The product has two parts: the first 64

@@ -1,3 +1,5 @@
+// Calls the loop in C, in builds with cgo.
+
 //go:build cgo
 
 package crc32c

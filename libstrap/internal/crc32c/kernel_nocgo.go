@@ -1,3 +1,5 @@
+// Stands in for the loop in C, in builds without cgo.
+
 //go:build !cgo
 
 package crc32c

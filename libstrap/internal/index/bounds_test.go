@@ -1,3 +1,5 @@
+// Tests of the memory and time that a hostile index may take.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Holds a column of rows in as few bytes as its values need.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// The columns of the index: their Arrow fields, and how values pass between rows and cells.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Compresses and decompresses the record batches of an index with zstd.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Reads FlatBuffers from untrusted bytes.
+
 package index
 
 import "encoding/binary"

@@ -1,3 +1,5 @@
+// Reads the rows that were added to an index since it was read.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Reads the framed messages of an index, and the columns of their record batches.
+
 package index
 
 import (

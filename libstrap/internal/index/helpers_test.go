@@ -1,3 +1,5 @@
+// Resumes an index in one call, for tests.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Counts the bytes of a file that are not in holes, by calls of Linux.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Stands in for holes_linux.go on other systems: takes a file for one without holes.
+
 //go:build !linux
 
 package index

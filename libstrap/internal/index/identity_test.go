@@ -1,3 +1,5 @@
+// Tests of the id of a capture in its index.
+
 package index
 
 import (

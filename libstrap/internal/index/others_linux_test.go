@@ -1,3 +1,5 @@
+// A test of an index in a folder that cannot be written to.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Tests of files that stand where an index is to be written.
+
 package index
 
 import (

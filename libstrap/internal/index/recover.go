@@ -1,3 +1,5 @@
+// Reads what can be read behind damaged bytes of an index.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Allocates disk blocks behind the end of an index, by a call of Linux.
+
 package index
 
 import (

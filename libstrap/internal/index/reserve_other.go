@@ -1,3 +1,5 @@
+// Stands in for reserve_linux.go on other systems: allocates nothing.
+
 //go:build !linux
 
 package index

@@ -1,3 +1,5 @@
+// The bytes of an index that is read: in memory, or in a file.
+
 package index
 
 import (

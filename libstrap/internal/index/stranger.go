@@ -1,3 +1,5 @@
+// Tells whether an index is that of a stream, or a stranger to it.
+
 package index
 
 import (

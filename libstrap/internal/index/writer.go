@@ -1,3 +1,5 @@
+// Writes an index: creates or resumes it, appends rows and closes it.
+
 package index
 
 import (

@@ -1,3 +1,5 @@
+// Tells how much memory the process can still use, by /proc, control groups and RLIMIT_AS.
+
 package memory
 
 import (

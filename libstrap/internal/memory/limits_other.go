@@ -1,3 +1,5 @@
+// Stands in for limits_linux.go on other systems: the memory that is left is unknown.
+
 //go:build !linux
 
 package memory

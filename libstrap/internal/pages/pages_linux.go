@@ -1,3 +1,5 @@
+// Maps, relinquishes and populates pages by calls of Linux.
+
 package pages
 
 import (

@@ -1,3 +1,5 @@
+// Maps pages on systems other than Linux, where they are neither relinquished nor populated.
+
 //go:build unix && !linux
 
 package pages

@@ -1,3 +1,5 @@
+// The collector of requests to block devices.
+
 package probe
 
 import (

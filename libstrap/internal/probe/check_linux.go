@@ -1,3 +1,5 @@
+// Tells what a machine has, and which collectors work on it.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Finds the process and the cgroup that the options of a collector name.
+
 package probe
 
 import (

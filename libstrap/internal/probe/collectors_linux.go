@@ -1,3 +1,5 @@
+// The collectors of Linux by their kind, and how they start from JSON.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Finds block devices in /proc and /sys.
+
 package probe
 
 import (

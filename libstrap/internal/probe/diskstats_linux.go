@@ -1,3 +1,5 @@
+// Reads /proc/diskstats, and compares it with the requests that were followed.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Reads the settings that decide whether this process may load programs.
+
 package probe
 
 import (

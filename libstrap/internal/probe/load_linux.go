@@ -1,3 +1,5 @@
+// Loads programs into the kernel, and attaches them to their tracepoints.
+
 package probe
 
 import (

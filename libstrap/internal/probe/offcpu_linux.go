@@ -1,3 +1,5 @@
+// The collector of the waits of a process's threads for a core.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Stands in for the collectors on systems other than Linux, where none works.
+
 //go:build !linux
 
 package probe

@@ -1,3 +1,5 @@
+// Finds the process to watch. Page faults are counted in system_linux.go.
+
 package probe
 
 import (

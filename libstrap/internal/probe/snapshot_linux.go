@@ -1,3 +1,5 @@
+// What all snapshots have, and the snapshot of block devices.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Finds the names of functions in stacks.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Machines without a table of names show system calls as numbers.
+
 //go:build !amd64 && !arm64
 
 package probe

@@ -1,3 +1,5 @@
+// The collector of the system calls of a process.
+
 package probe
 
 import (

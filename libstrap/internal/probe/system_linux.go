@@ -1,3 +1,6 @@
+// The collector of core time, page faults and stalls of all processes. tasks.bpf.c reads the
+// counts.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// The snapshot of all processes, and the reader of /proc/pressure.
+
 package probe
 
 import (

@@ -1,3 +1,5 @@
+// Reads the rows that were added to a capture since it was opened.
+
 package reader
 
 import (

@@ -1,3 +1,5 @@
+// Decodes many packets in one call.
+
 package reader
 
 import (

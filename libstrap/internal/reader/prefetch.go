@@ -1,3 +1,5 @@
+// Starts to read packets that will be needed soon.
+
 package reader
 
 import (

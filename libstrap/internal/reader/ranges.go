@@ -1,3 +1,5 @@
+// Decodes ranges of packets.
+
 package reader
 
 import (

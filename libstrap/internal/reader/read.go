@@ -1,3 +1,5 @@
+// Finds and decodes the packet of a row.
+
 package reader
 
 import (

@@ -1,3 +1,5 @@
+// Tests of large packets that are decoded in shares.
+
 package reader_test
 
 import (

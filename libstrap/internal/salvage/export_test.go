@@ -1,3 +1,5 @@
+// Opens the search for packets to tests of other packages.
+
 package salvage
 
 // Search finds the intact packets of a stream, with their places. allowance bounds how many bytes

@@ -1,3 +1,5 @@
+// Finds the intact packets that the index lists, also where they have moved.
+
 package salvage
 
 import (

@@ -1,3 +1,5 @@
+// Finds intact packets that no index lists.
+
 package salvage
 
 import (

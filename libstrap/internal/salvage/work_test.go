@@ -1,3 +1,5 @@
+// Tests that the work of a search grows no faster than the stream.
+
 package salvage_test
 
 import (

@@ -1,3 +1,5 @@
+// Writes the new stream and its index.
+
 package salvage
 
 import (

@@ -1,3 +1,5 @@
+// Keeps packets with too large an error out of the archive, and adds up what archiving lost.
+
 package session
 
 import (

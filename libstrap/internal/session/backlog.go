@@ -1,3 +1,5 @@
+// The packets that wait for a worker.
+
 package session
 
 import (

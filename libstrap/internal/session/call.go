@@ -1,3 +1,5 @@
+// One call of the host: how long it may wait, and its turn.
+
 package session
 
 import "time"

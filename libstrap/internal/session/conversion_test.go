@@ -1,3 +1,5 @@
+// Tests of tensors that the caller has converted to float16.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Copies elements in their stored type, and measures what they lose.
+
 package session
 
 import (

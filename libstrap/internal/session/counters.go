@@ -1,3 +1,5 @@
+// The counters of a session.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// One tensor on its way into packets.
+
 package session
 
 import (

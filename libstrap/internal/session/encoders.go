@@ -1,3 +1,5 @@
+// The encoders of one thread, and spare ones for threads that help.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Makes packets of tensors: checks a tensor, splits it, and chooses a lane for each part.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// An entry of the order: a packet or a note on its way to the file.
+
 package session
 
 import (

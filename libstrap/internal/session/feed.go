@@ -1,3 +1,5 @@
+// Carries the elements of a streamed packet from the caller to the writer.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Begins or resumes the files of a session's first segment.
+
 package session
 
 import (

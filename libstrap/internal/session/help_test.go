@@ -1,3 +1,5 @@
+// Tests of packets that a team of the host's threads makes.
+
 //go:build cgo
 
 package session

@@ -1,3 +1,5 @@
+// The lane of packets that are made in the stream's memory, within the call.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Lets small tensors wait before they become packets.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// How a session fails, is closed or discarded, and is finished.
+
 package session
 
 import (

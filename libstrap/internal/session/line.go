@@ -1,3 +1,5 @@
+// The line of the calls that want staging memory.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Makes the packets of the backlog, in workers and in threads that help.
+
 package session
 
 import (

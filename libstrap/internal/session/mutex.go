@@ -1,3 +1,5 @@
+// The ranks of locks, which give the order to take them in.
+
 package session
 
 // rank is a type that stands for a place in the order of the locks; see the package's documentation.

@@ -1,3 +1,5 @@
+// The mutex of builds without the race detector, which does not check its rank.
+
 //go:build !race
 
 package session

@@ -1,3 +1,5 @@
+// The mutex of builds for the race detector, which checks its rank.
+
 //go:build race
 
 package session

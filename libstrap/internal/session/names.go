@@ -1,3 +1,5 @@
+// The layers and requests that tensors refer to by number.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// The rows without packets, which say what could not be captured.
+
 package session
 
 import "strings"

@@ -1,3 +1,5 @@
+// The options of a capture, and their checks.
+
 package session
 
 import (

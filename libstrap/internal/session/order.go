@@ -1,3 +1,5 @@
+// The packets and notes that wait for the writer, in the order of the file.
+
 package session
 
 // order holds the packets and notes of a capture that wait for the writer, in the order of the

@@ -1,3 +1,5 @@
+// Keeps the tensors of calls that timed out, for the repeated calls.
+
 package session
 
 import (

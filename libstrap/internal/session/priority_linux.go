@@ -1,3 +1,5 @@
+// Lowers the priority of a thread, and tells its number, on Linux.
+
 package session
 
 import "syscall"

@@ -1,3 +1,5 @@
+// Stands in for priority_linux.go on other systems: priorities stay as they are.
+
 //go:build !linux
 
 package session

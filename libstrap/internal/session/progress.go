@@ -1,3 +1,5 @@
+// How far the writer has come, and which positions callers wait for.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Tests of captures that go on in a new segment.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Tests of rounding within an error bound.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// A stream of the capture with its index.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Appends entries to the stream, and their rows to the index.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Runs sessions with random calls at a disk that pauses, and checks that every wait ends.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// The lane of packets that workers or a team make in the arena.
+
 package session
 
 import (

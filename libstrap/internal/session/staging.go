@@ -1,3 +1,5 @@
+// The memory that packets wait in.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// The lane of packets that are larger than a region of the arena.
+
 package session
 
 // streamed is the lane of packets larger than a region: the elements go through two halves of a

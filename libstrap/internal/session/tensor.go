@@ -1,3 +1,5 @@
+// The tensor that Enqueue captures, and its checks.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Tests of values that are too small for float16.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Tests of calls that wait, time out and are repeated.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// The goroutine that takes entries to the sink, and ends the session.
+
 package session
 
 import (

@@ -1,3 +1,5 @@
+// Opens files for writes past the page cache, and allocates disk blocks, by calls of Linux.
+
 package stream
 
 import (

@@ -1,3 +1,5 @@
+// Stands in for direct_linux.go on other systems: no direct writes, no allocated blocks.
+
 //go:build !linux
 
 package stream

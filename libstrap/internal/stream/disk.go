@@ -1,3 +1,5 @@
+// Writes blocks to the file, in a goroutine of its own.
+
 package stream
 
 import (

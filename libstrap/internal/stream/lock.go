@@ -1,3 +1,5 @@
+// Locks the file of a stream against other sessions.
+
 package stream
 
 import (

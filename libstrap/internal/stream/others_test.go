@@ -1,3 +1,5 @@
+// Tests of files of others at the path of a stream.
+
 package stream
 
 import (

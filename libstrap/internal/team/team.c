@@ -1,6 +1,7 @@
+// team.c - calls a Go function in the host's threads.
+
 //go:build cgo
 
-/* team.c - calls a Go function in the host's threads. */
 #include "floats.h"
 
 #include <stdatomic.h>

@@ -1,3 +1,5 @@
+// Runs work in the threads of a team, in builds with cgo.
+
 //go:build cgo
 
 package team

@@ -1,3 +1,5 @@
+// Stands in for team_cgo.go in builds without cgo, which have no team.
+
 //go:build !cgo
 
 package team

@@ -1,3 +1,5 @@
+// The element types, with their sizes and names.
+
 package wire
 
 import (

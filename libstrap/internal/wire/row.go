@@ -1,3 +1,5 @@
+// A row of the index.
+
 package wire
 
 // Row is one row of the index. It describes a packet of the stream, or a tensor without a packet: then

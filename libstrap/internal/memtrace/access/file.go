@@ -1,3 +1,5 @@
+// Walks the blocks of a file of libstrap-access, and makes an index of them.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Makes files like those of libstrap-access, and reads the columns of records, for tests.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Finds the source line of an address in DWARF.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Merges the accesses of all threads in the order of time.
+
 package access
 
 import (

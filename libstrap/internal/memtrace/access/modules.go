@@ -1,3 +1,5 @@
+// Finds the symbol, module and source line of the code that made an access.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Parses the blocks that say where a range of memory begins or ends.
+
 package access
 
 import (

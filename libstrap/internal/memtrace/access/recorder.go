@@ -1,3 +1,5 @@
+// Writes the blocks of a running program to a file.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Collects the rows of a batch in columns.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Opens a file of libstrap-access, and reads it as records.
+
 package access
 
 import (

@@ -1,3 +1,5 @@
+// Address space that is never touched, so that the garbage collector starts later.
+
 package analyse
 
 import "sync"

@@ -1,3 +1,5 @@
+// A block of rows of the trace, in columns, and how batches fill it.
+
 package analyse
 
 import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"

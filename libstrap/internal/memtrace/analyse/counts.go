@@ -1,3 +1,5 @@
+// Shares of a stage, and the stage that counts the loads and stores of each region.
+
 package analyse
 
 import (

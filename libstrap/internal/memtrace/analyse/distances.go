@@ -1,3 +1,5 @@
+// The stage for reuse_distance_histogram.
+
 package analyse
 
 import (

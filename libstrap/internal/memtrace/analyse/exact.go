@@ -1,3 +1,5 @@
+// Exact sums, means and quantiles of integers.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Makes the tables beyond the ten: histograms, tables over time, and the top regions.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// The stage for iai and reuse_histogram: the times between accesses to the same address.
+
 package analyse
 
 import (

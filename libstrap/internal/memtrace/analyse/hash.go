@@ -1,3 +1,5 @@
+// Hash tables of times, of pairs with a region, and of numbers.
+
 package analyse
 
 import (

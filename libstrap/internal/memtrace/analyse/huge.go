@@ -1,3 +1,5 @@
+// Allocates large tables in huge pages.
+
 package analyse
 
 import "unsafe"

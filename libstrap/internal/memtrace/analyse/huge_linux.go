@@ -1,3 +1,5 @@
+// Asks Linux for huge pages.
+
 package analyse
 
 import "golang.org/x/sys/unix"

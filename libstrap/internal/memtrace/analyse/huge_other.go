@@ -1,3 +1,5 @@
+// Stands in for huge_linux.go on other systems: asks for nothing.
+
 //go:build !linux
 
 package analyse

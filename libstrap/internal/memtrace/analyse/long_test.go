@@ -1,3 +1,5 @@
+// A test that long rows take memory by their number and not by their pages.
+
 package analyse
 
 import (

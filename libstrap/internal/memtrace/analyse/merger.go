@@ -1,3 +1,5 @@
+// Makes the ten tables from the partial analyses of all parts of a trace.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Selects the value of a rank without sorting all values.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Keeps all rows of a trace, and sorts them by time if a row was late.
+
 package analyse
 
 import (

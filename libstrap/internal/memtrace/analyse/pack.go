@@ -1,3 +1,5 @@
+// Packs the rows of a block into few bytes, and unpacks them.
+
 package analyse
 
 import (

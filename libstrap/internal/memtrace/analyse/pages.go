@@ -1,3 +1,5 @@
+// The stage that counts the distinct pages of each region.
+
 package analyse
 
 import (

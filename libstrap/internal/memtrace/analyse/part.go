@@ -1,3 +1,5 @@
+// Writes the file of a partial analysis, which covers some of a trace's rows.
+
 package analyse
 
 import (

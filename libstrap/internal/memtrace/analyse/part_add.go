@@ -1,3 +1,5 @@
+// Adds a partial analysis to the stages of an analysis.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// The tables in the file of a partial analysis, their writer and their reader.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Turns the stages of a partial analysis into the tables of its file.
+
 package analyse
 
 import (

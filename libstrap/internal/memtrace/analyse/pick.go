@@ -1,3 +1,5 @@
+// Finds the values at some ranks of a multiset that lies in memory and in files.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Passes blocks to stages that run at the same time.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Allocates many arrays that are freed together.
+
 package analyse
 
 import "unsafe"

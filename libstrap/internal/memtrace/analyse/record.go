@@ -1,3 +1,5 @@
+// The records of values in a file: their format, writer and readers.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Computes the tables from single accesses, for tests to compare with.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Joins the results of all stages.
+
 package analyse
 
 import (

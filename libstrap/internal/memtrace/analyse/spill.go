@@ -1,3 +1,5 @@
+// The temporary file for rows and values that exceed the memory.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// Chooses the stages that the tables need.
+
 package analyse
 
 // need is a set of stages.

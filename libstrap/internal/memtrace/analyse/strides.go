@@ -1,3 +1,5 @@
+// The stage for the tables of locality: the distances between accesses to a region.
+
 package analyse
 
 import (

@@ -1,3 +1,5 @@
+// The names of the tables, and which kinds of traces can give them.
+
 package analyse
 
 import (

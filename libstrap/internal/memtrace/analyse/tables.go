@@ -1,3 +1,5 @@
+// Makes the ten tables from the results of the stages.
+
 package analyse
 
 import (

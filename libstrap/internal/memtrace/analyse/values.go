@@ -1,3 +1,5 @@
+// Multisets of integers, in chunks of memory and in records of files.
+
 package analyse
 
 import "unsafe"

@@ -1,3 +1,5 @@
+// The stages for the tables over time, which split a trace into windows of equal width.
+
 package analyse
 
 import (

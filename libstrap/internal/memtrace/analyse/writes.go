@@ -1,3 +1,5 @@
+// The stage for write_once and suitability.
+
 package analyse
 
 import (

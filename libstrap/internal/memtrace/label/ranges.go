@@ -1,3 +1,5 @@
+// Finds the memory of known use that an address lies in at a time.
+
 package label
 
 import (

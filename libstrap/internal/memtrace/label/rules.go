@@ -1,3 +1,5 @@
+// The rules that give a type to rows by their symbol, dso, phase and operation.
+
 package label
 
 import (

@@ -1,3 +1,5 @@
+// The tables of the labeller: coverage, regions, and the life of the KV cache.
+
 package label
 
 import (

@@ -1,3 +1,5 @@
+// Encodes the columns of a row group by the type of their values.
+
 package parquet
 
 import (

@@ -1,3 +1,5 @@
+// Turns dictionary arrays into codes, and codes into arrays.
+
 package parquet
 
 import (

@@ -1,3 +1,5 @@
+// Chooses the encoding of a column by its first values.
+
 package parquet
 
 import (

@@ -1,3 +1,5 @@
+// Writes the row groups of a file, and encodes their columns side by side.
+
 package parquet
 
 import (

@@ -1,3 +1,5 @@
+// Encodes columns of text, and merges the dictionaries of their records.
+
 package parquet
 
 import (

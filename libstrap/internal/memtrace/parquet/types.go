@@ -1,3 +1,5 @@
+// The types of Parquet in which columns of Arrow are stored.
+
 package parquet
 
 import (

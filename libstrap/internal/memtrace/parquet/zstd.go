@@ -1,3 +1,5 @@
+// Compresses all pages with one zstd encoder.
+
 package parquet
 
 import (

@@ -1,3 +1,5 @@
+// Cuts a text into blocks of whole lines, and parses the lines of a block.
+
 package parse
 
 import (

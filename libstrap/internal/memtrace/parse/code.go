@@ -1,3 +1,5 @@
+// Reads what perf prints behind an address: numbers, and the code that made the access.
+
 package parse
 
 import "bytes"

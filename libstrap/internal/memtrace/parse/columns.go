@@ -1,3 +1,5 @@
+// Makes records from rows.
+
 package parse
 
 import (

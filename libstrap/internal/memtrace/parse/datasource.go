@@ -1,3 +1,5 @@
+// Reads the operation and the level of an access from the data source that perf prints.
+
 package parse
 
 import (

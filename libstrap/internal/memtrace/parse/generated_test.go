@@ -1,3 +1,5 @@
+// Compares the parsers with their twins on lines that are made from pieces.
+
 package parse
 
 import (

@@ -1,3 +1,5 @@
+// Reads the part of a line of perf or ftrace before the fields of its event.
+
 package parse
 
 import "bytes"

@@ -1,3 +1,5 @@
+// Parses the accesses that Valgrind's lackey prints.
+
 package parse
 
 import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"

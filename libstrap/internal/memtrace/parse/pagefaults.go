@@ -1,3 +1,5 @@
+// Parses the tracepoints of page faults.
+
 package parse
 
 import (

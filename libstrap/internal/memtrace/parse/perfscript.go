@@ -1,3 +1,5 @@
+// Parses the samples that perf script prints.
+
 package parse
 
 import (

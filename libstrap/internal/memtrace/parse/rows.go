@@ -1,3 +1,5 @@
+// Holds the rows of a block, column by column.
+
 package parse
 
 import (

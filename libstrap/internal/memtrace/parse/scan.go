@@ -1,3 +1,5 @@
+// Finds blanks, tokens and numbers in the bytes of a line.
+
 package parse
 
 import (

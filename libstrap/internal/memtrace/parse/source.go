@@ -1,3 +1,5 @@
+// Parses a text, and gives its rows as records.
+
 package parse
 
 import (

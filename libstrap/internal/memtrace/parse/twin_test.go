@@ -1,3 +1,5 @@
+// Twins of the parsers with regular expressions, for tests to compare with.
+
 package parse
 
 import (

@@ -1,3 +1,5 @@
+// Checks the columns of a trace, and views those of a record.
+
 package trace
 
 import (

@@ -1,3 +1,5 @@
+// Views columns of integers of any width as 64-bit numbers.
+
 package trace
 
 import (

@@ -1,3 +1,5 @@
+// Sums the snapshots of block devices for Prometheus.
+
 package metrics
 
 import (

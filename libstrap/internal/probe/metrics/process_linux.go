@@ -1,3 +1,5 @@
+// Sums the snapshots of a process's system calls and waits for Prometheus.
+
 package metrics
 
 import (

@@ -1,3 +1,5 @@
+// Answers scrapes of /metrics.
+
 package metrics
 
 import (

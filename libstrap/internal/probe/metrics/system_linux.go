@@ -1,3 +1,5 @@
+// Sums the snapshots of all processes for Prometheus.
+
 package metrics
 
 import (
