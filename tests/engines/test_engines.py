@@ -122,6 +122,9 @@ class FirstRunner:
     def get_model(self) -> nn.Module:
         return self.model
 
+    def load_model(self) -> None:
+        pass
+
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Tensor:
         step = scheduler_output.step
@@ -172,8 +175,13 @@ class SecondRunner(FirstRunner):
 
 class Worker(CaptureExtension):
     def __init__(self, runner: Any, *, eager: bool = True) -> None:
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(enforce_eager=eager),
+            compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL")),
+            additional_config={},
+        )
         self.model_runner = runner
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enforce_eager=eager))
+        self.model_runner.load_model()
 
 
 class Engine:
@@ -311,7 +319,7 @@ def test_a_server_begins_captures_by_plain_values(tmp_path, vllm_settings):
 
 def test_what_cannot_be_captured(tmp_path):
     model = ForCausalLM()
-    with pytest.raises(UnsupportedError, match="--enforce-eager"):
+    with pytest.raises(UnsupportedError, match="uses CUDA graphs.*--enforce-eager"):
         Engine(FirstRunner(model), eager=False).worker.begin_capture(f"{tmp_path}/a.stream")
     worker = Worker(FirstRunner(model))
     with pytest.raises(InvalidArgumentError, match="no setting 'codec': choose of granularity"):

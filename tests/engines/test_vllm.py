@@ -14,12 +14,14 @@ import time
 import urllib.request
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig
-from llm_instrumentation.engines.vllm import EXTENSION, capture_vllm
+from llm_instrumentation.engines.vllm import EXTENSION, CompiledModel, capture_vllm
+from llm_instrumentation.errors import UnsupportedError
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("vllm", reason="needs vLLM: make vllm makes an environment with it")
@@ -62,11 +64,11 @@ def model(tmp_path_factory) -> Path:
     return path
 
 
-def engine(model: Path, **how: Any):
+def engine(model: Path, *, eager: bool = True, **how: Any):
     from vllm import LLM
 
     return LLM(
-        str(model), skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+        str(model), skip_tokenizer_init=True, enforce_eager=eager, dtype="float32",
         max_model_len=256, max_num_seqs=8, block_size=32, enable_prefix_caching=True,
         worker_extension_cls=EXTENSION, **how,
     )  # fmt: skip
@@ -107,9 +109,10 @@ def exact() -> InstrumentationConfig:
     return InstrumentationConfig.balanced().with_float32()
 
 
-def test_chunks_prefixes_and_several_answers(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_chunks_prefixes_and_several_answers(eager, model, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine is in this process
-    llm = engine(model, max_num_batched_tokens=16)
+    llm = engine(model, eager=eager, max_num_batched_tokens=16)
     with capture_vllm(llm, tmp_path / "run.stream", config=exact()):
         first = generate(llm, [PREFIX], max_tokens=8)
         results = first + generate(llm, [[*PREFIX, 50, 51], [7, 8, 9]], max_tokens=20)
@@ -155,12 +158,68 @@ def test_several_workers(model, tmp_path):
     del llm
 
 
-def test_an_engine_that_compiles_is_refused(model, tmp_path, monkeypatch):
+def contents(path) -> dict[tuple[str, int, int], torch.Tensor]:
+    with ActivationReader(path) as reader:
+        return {(one.name, one.step, one.call): one.to_torch() for one in reader}
+
+
+def test_a_compiled_engine_has_what_an_eager_one_has(model, tmp_path, monkeypatch):
+    """Compiled code rounds differently in the last bits. Its files are of another process."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    llm = engine(model)
-    llm.llm_engine.vllm_config.model_config.enforce_eager = False
-    with pytest.raises(Exception, match="no hooks run: start it with enforce_eager=True"):
-        capture_vllm(llm, tmp_path / "run.stream").__enter__()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    parts = ["model.embed_tokens", "model.layers.?", "model.norm"]
+    for name, eager in (("eager", True), ("compiled", False), ("compiled again", False)):
+        llm = engine(model, eager=eager)
+        config = exact().with_layers(parts)
+        with capture_vllm(llm, tmp_path / name, config=config):
+            generate(llm, [PREFIX, [7, 8, 9]], max_tokens=8)
+        del llm
+    eager = contents(tmp_path / "eager")
+    assert {name for name, *_ in eager} == {
+        "model.embed_tokens", "model.layers.0", "model.layers.0[1]", "model.layers.1",
+        "model.layers.1[1]", "model.layers.2", "model.layers.2[1]", "model.norm", "model.norm[1]",
+    }  # fmt: skip
+    for name in ("compiled", "compiled again"):
+        compiled = contents(tmp_path / name)
+        assert list(compiled) == list(eager)
+        for key, value in compiled.items():
+            torch.testing.assert_close(value, eager[key], rtol=1e-4, atol=1e-5)
+
+
+def test_other_modules_of_a_compiled_engine(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = engine(model, eager=False, additional_config={"strap": ["*.mlp", "*.qkv_proj"]})
+    with (
+        pytest.warns(RuntimeWarning, match="selected modules, such as 'model'.* not captured"),
+        capture_vllm(llm, tmp_path / "run.stream", config=exact()),
+    ):
+        generate(llm, [PREFIX, [7, 8, 9]], max_tokens=8)
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        assert {f"model.layers.{n}.mlp" for n in range(3)} <= set(reader.layers)
+        assert len(reader.rows("model.layers.1.self_attn.qkv_proj")) == 40 + 3 + 2 * 7
+        assert "model.layers.1" not in reader.layers
+    for config, told in (
+        (exact().with_layers("model.layers.1"), r"without the selected modules.*additional_config"),
+        (exact().with_inputs(), r"leave with_inputs\(\) out"),
+        (exact().with_kv_cache(), r"leave with_kv_cache\(\) out"),
+        (exact().with_gradients(), r"leave with_gradients\(\) out"),
+    ):
+        with pytest.raises(Exception, match=told):
+            capture_vllm(llm, tmp_path / "refused.stream", config=config).__enter__()
+    assert not (tmp_path / "refused.stream").exists()
+
+
+def test_cuda_graphs_are_refused():
+    """They replay kernels, without the operators between them."""
+    runner = SimpleNamespace(load_model=lambda: None, get_model=lambda: torch.nn.Linear(1, 1))
+    settings = SimpleNamespace(
+        additional_config={},
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="PIECEWISE")),
+    )
+    compiled = CompiledModel(runner, settings)
+    runner.load_model()
+    with pytest.raises(UnsupportedError, match='start it with compilation_config={"cudagraph_mode'):
+        compiled.config_of(runner.get_model(), exact())
 
 
 def test_a_server(model, tmp_path):
@@ -168,7 +227,7 @@ def test_a_server(model, tmp_path):
     port, log = 8791, tmp_path / "server.log"
     command = [
         sys.executable, "-m", SERVER, "--model", model, "--served-model-name", "tiny", "--port",
-        port, "--skip-tokenizer-init", "--enforce-eager", "--dtype", "float32", "--max-model-len",
+        port, "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len",
         256, "--worker-extension-cls", EXTENSION,
     ]  # fmt: skip
 

@@ -442,7 +442,7 @@ class InstrumentationConfig:
             where: "inside": the compiled code runs, and gives the capture its tensors. They have
                 the values that the compiled code computes. torch compiles the model once more for
                 the first capture of these layers. "eager": the model runs eagerly during the
-                capture. "auto": inside where this is possible, with torch 2.15 or newer,
+                capture. "auto": inside where this is possible, with torch 2.13 or newer,
                 otherwise eagerly. docs/howto/compiled.md says more.
         """
         return self._change(compiled=where)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    "called_by", "compilations", "compiles_its_hooks", "is_compiled", "outermost", "outside",
+    "called_by", "compilations", "compiles_its_hooks", "is_compiled", "outside",
+    "outside_of_compiled",
 ]  # fmt: skip
 
 # The frames that torch puts around a function that it does not compile.
@@ -25,6 +26,7 @@ def is_compiled(module: nn.Module) -> bool:
     return (
         "_orig_mod" in module._modules
         or getattr(module, "_compiled_call_impl", None) is not None
+        or getattr(module, "_compiled_callable", None) is not None  # by vLLM
         or _has_compiled_forward(module)
     )
 
@@ -46,19 +48,22 @@ def compiles_its_hooks(module: nn.Module) -> bool:
     return bool(torch._dynamo.trace_rules.check(module.forward))
 
 
-def outermost(models: Iterable[nn.Module]) -> set[nn.Module]:
-    """The modules whose hooks run outside of compiled code: the models, and compiled parts."""
-    found = set(models)
-    for model in models:
-        for module in model.modules():
-            if is_compiled(module):
-                original: nn.Module = getattr(module, "_orig_mod", module)
-                found.add(module)
-                if compiles_its_hooks(original):
-                    found.discard(original)
-                else:
-                    found.add(original)
-    return found
+def outside_of_compiled(models: Iterable[nn.Module]) -> set[nn.Module]:
+    """The modules whose hooks run outside of compiled code.
+
+    If no module is compiled, a compiled function may call the models. Then these are the models.
+    """
+    models = list(models)
+    compiled = {module for model in models for module in model.modules() if is_compiled(module)}
+    if not compiled:
+        return set(models)
+    inner: set[nn.Module] = set()
+    for module in compiled:
+        original: nn.Module = getattr(module, "_orig_mod", module)
+        inner |= set(original.modules())
+        if not compiles_its_hooks(original):
+            inner.discard(original)
+    return {module for model in models for module in model.modules()} - inner
 
 
 def called_by(frame: FrameType | None) -> FrameType | None:

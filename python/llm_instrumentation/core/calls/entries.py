@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..selection import has_forward
-from .compiled import outermost, outside
+from .compiled import outside, outside_of_compiled
 from .encoders import encoder_of
 from .own_hook import OwnHook
 
@@ -52,14 +52,13 @@ class Entries:
         """Adds the hooks that see calls begin. Add the hooks of other modules after it.
 
         Args:
-            inside: compiled code is captured from inside. Then only the models are hooked, around
-                the compiled code, because hooks of their parts would be compiled.
+            inside: compiled code is captured from inside. Then only modules around it are hooked,
+                because the hooks of others would be compiled.
         """
         self._inside = inside
         if inside:
-            around = outermost(self._models)
-            roots = {part for model in self._models for part in (model, _original(model))}
-            self._known = [module for module in self._known if module in around & roots]
+            around = outside_of_compiled(self._models)
+            self._known = [module for module in self._known if module in around]
         for module in self._known:
             self._begins(module)
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from ..._warn import warn
 from ...errors import UnsupportedError
-from ..calls.compiled import outermost as outermost_of
-from ..calls.compiled import outside
+from ..calls.compiled import outside, outside_of_compiled
 from ..calls.own_hook import OwnHook
 from ..calls.steps import Steps
 from ..config import InstrumentationConfig
@@ -82,7 +81,7 @@ class AttachedHooks:
             undo.callback(gradients.forget)
             undo.callback(self._remove)
             undo.callback(steps.entries.remove)
-            outermost = outermost_of(self._models) if inside else set()
+            around = outside_of_compiled(self._models) if inside else set()
             steps.entries.hook_begins(inside=inside)
             for number, modules in enumerate(self._selected):
                 for name, module in modules:
@@ -95,7 +94,7 @@ class AttachedHooks:
                     self._hooked.append(Hooked(number, name, module, tensors.root, handles))
                     if not inside or not can_emit(module):
                         handles.extend(hooks.attach(module, OwnHook))
-                    elif module in outermost:
+                    elif module in around:
                         handles.extend(hooks.attach(module, lambda hook: OwnHook(outside(hook))))
                     else:
                         handles.extend(hooks.attach_inside(module))

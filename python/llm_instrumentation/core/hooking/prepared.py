@@ -7,7 +7,7 @@ from types import TracebackType
 from torch import nn
 
 from ...errors import InvalidArgumentError
-from ..calls.compiled import is_compiled, outermost
+from ..calls.compiled import is_compiled, outside_of_compiled
 from ..config import InstrumentationConfig
 from ..selection import select_modules
 from .inside import Emission, can_emit, runs_inside
@@ -74,7 +74,7 @@ def prepare(model: nn.Module, config: InstrumentationConfig | None = None) -> Pr
             'function calls the model, set with_compiled("inside") here and for the captures'
         )
     runs_inside([model], config.with_compiled("inside"))  # raises if it is not possible
-    around = outermost([model])
+    around = outside_of_compiled([model])
     emissions = []
     for _, module in select_modules(model, config):
         if can_emit(module) and module not in around:
