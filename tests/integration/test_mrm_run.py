@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from llm_instrumentation._pages import drawing
 from llm_instrumentation.cli import mrm_trace
 from llm_instrumentation.cli.exit_codes import TraceExitCode as ExitCode
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
@@ -111,7 +112,9 @@ def finished(tmp_path_factory):
     base = tmp_path_factory.mktemp("finished")
     sweep = {"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]}
     path = written(base, sweep=sweep, telemetry=ALONE)
-    code, out, _ = command("run", "--config", path, "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_DPI", 30)  # pixels take long to compress
+        code, out, _ = command("run", "--config", path, "--json")
     assert code == ExitCode.OK
     told = json.loads(out)
     return path, told["runs"][0], RunFolder(Path(told["runs"][0]["run_dir"]))
