@@ -63,3 +63,7 @@ def pytest_collection_finish() -> None:
     """Leaves what was imported out of all later garbage collections: one took up to a second."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else it is told as a leak when the process ends

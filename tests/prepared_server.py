@@ -205,3 +205,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # else each collection in a forked process copies the pages of all these modules
     serve(sys.argv[1])
+    os._exit(0)  # what is frozen would be told as a leak
