@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +84,10 @@ def export(folder: Path, trace: pa.Table, tables, **about):
     )
 
 
-def reference_names() -> set[str]:
+@functools.cache
+def reference_names() -> frozenset[str]:
     """The names of the ten tables."""
-    return set(reference_tables(make_trace(tokens=1)))
+    return frozenset(reference_tables(make_trace(tokens=1)))
 
 
 def texts_of(figure) -> list[Text]:

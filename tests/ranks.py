@@ -10,6 +10,7 @@ It prints the process ids of the ranks, and then each rank's exit code.
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import subprocess
@@ -27,7 +28,8 @@ STEPS = 3
 @contextmanager
 def started(folder: Path, ranks: int, scenario: str, *arguments: str) -> Iterator[tuple]:
     """Starts the program; yields it and the process ids of its ranks."""
-    command = [prepared.python(prepared.TORCH), __file__, str(folder), str(ranks), scenario]
+    imports = prepared.TORCH if scenario == "endless" else prepared.TRANSFORMERS
+    command = [prepared.python(imports), __file__, str(folder), str(ranks), scenario]
     program = subprocess.Popen(
         [*command, *arguments],
         stdout=subprocess.PIPE,
@@ -174,8 +176,11 @@ def refused(folder: Path, rank: int, ranks: int) -> None:
         (folder / f"error-{rank}.txt").write_text(str(error))
 
 
-def absent(folder: Path, rank: int, ranks: int) -> None:
-    """Rank 0 alone captures."""
+def absent(folder: Path, rank: int, ranks: int, seconds: str) -> None:
+    """Rank 0 alone captures, and waits for so many seconds."""
+    from llm_instrumentation.core.recording import run_member
+
+    run_member.MANIFEST_WAIT_S = float(seconds)
     if rank == 0:
         _capture(_model(), f"{folder}/run/", rank)
 
@@ -200,6 +205,12 @@ def endless(folder: Path, rank: int, ranks: int, interval: str) -> None:
             tracker.record_token(step, f" {step}")
 
 
+# What the ranks of a scenario would import each on its own.
+IMPORTED = {
+    data_parallel: ("torch.distributed.fsdp", "torch.nn.parallel"),
+    tensor_parallel: ("torch.distributed.tensor.parallel", "transformers.models.llama"),
+    placements: ("torch.distributed.tensor",),
+}
 SCENARIOS = (data_parallel, tensor_parallel, placements, refused, absent, endless)
 
 
@@ -217,8 +228,8 @@ def _main(folder: str, ranks: str, name: str, *arguments: str) -> None:
     from llm_instrumentation import capture_activations  # noqa: F401
 
     scenario = next(one for one in SCENARIOS if one.__name__ == name)
-    if scenario is tensor_parallel:
-        import transformers.models.llama  # noqa: F401
+    for module in IMPORTED.get(scenario, ()):
+        importlib.import_module(module)
     pids = []
     for rank in range(int(ranks)):
         pid = os.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,6 +23,7 @@ NO_TEXT = not_applicable("no text")
 Sides = Sequence[dict[str, Text]]
 
 
+@functools.lru_cache(maxsize=1)
 def rows_of_layers(reader: ActivationReader) -> tuple[dict[str, Rows], dict[str, str]]:
     """The rows of the layers that have some, and why the other ones have none."""
     found: dict[str, Rows] = {}

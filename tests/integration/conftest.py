@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,3 +173,13 @@ def plain_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def prepared_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines in processes of their own begin with torch and transformers imported."""
     monkeypatch.setattr(sys, "executable", prepared.python())
+
+
+@pytest.fixture
+def prepared_spawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Processes that multiprocessing spawns begin with torch and transformers imported."""
+    resource_tracker.ensure_running()  # it outlives the test
+    monkeypatch.setattr("multiprocessing.util._args_from_interpreter_flags", list)
+    multiprocessing.set_executable(prepared.python())
+    yield
+    multiprocessing.set_executable(sys.executable)

@@ -84,6 +84,7 @@ def find(model_type: str) -> dict[str, Cell]:
     return {"rows": Cell("works")}
 
 
+@pytest.mark.usefixtures("prepared_spawn")
 def test_a_type_that_hangs_or_ends_its_process_does_not_end_the_others():
     # The first type of a process has a minute more, so the one that hangs comes second.
     names = ["fine", "hangs", "raises", "dies", "fine too"]

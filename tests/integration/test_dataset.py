@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -75,6 +76,11 @@ def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def expected(captures: list[Path], name: str) -> dict[tuple[int, ...], Tensor]:
     """The vector of each token by (capture, step, sequence, position, token id)."""
+    return _expected(tuple(captures), name)
+
+
+@functools.cache
+def _expected(captures: tuple[Path, ...], name: str) -> dict[tuple[int, ...], Tensor]:
     found = {}
     for number, path in enumerate(captures):
         with ActivationReader(path) as reader:
@@ -192,7 +198,8 @@ def test_ranks_share_the_tokens(captures, shuffle):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@pytest.mark.parametrize("windows", [1 << 10], indirect=True)  # each worker takes seconds to start
+@pytest.mark.usefixtures("prepared_spawn")
+@pytest.mark.parametrize("windows", [1 << 10], indirect=True)  # workers do not have what is patched
 @pytest.mark.parametrize("shuffle", ["none", "pool"])
 def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
     data = ActivationDataset(
@@ -205,6 +212,7 @@ def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
     assert documents(loader) == alone
 
 
+@pytest.mark.parametrize("windows", [32 << 20], indirect=True)  # torch waits 5 s for the worker
 def test_a_forked_worker_is_told_what_to_do(captures):
     data = ActivationDataset(captures, LAYERS[0], batch_size=16)
     loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,8 @@ def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium on PATH")
 def test_the_pictures_of_the_report_can_be_drawn_anew(tmp_path):
     pytest.importorskip("playwright")
-    run(
-        sys.executable, ROOT / "scripts" / "report_pictures.py", "--output", tmp_path,
-        cwd=tmp_path, HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
-    )  # fmt: skip
+    script = ROOT / "scripts" / "report_pictures.py"
+    prepared.run(script, "--output", tmp_path, cwd=tmp_path)
     for folder in (tmp_path, ROOT / "docs" / "images"):
         for colors in ("light", "dark"):
             picture = folder / f"report-{colors}.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import io
 import json
@@ -18,11 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import prepared
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from llm_instrumentation._pages import drawing
 from llm_instrumentation.cli import mrm_trace
 from llm_instrumentation.cli.exit_codes import TraceExitCode as ExitCode
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
@@ -34,7 +37,7 @@ from llm_instrumentation.mrm.config.schema import LabellerConfig, OutputConfig
 from llm_instrumentation.mrm.events import read_events
 from llm_instrumentation.mrm.parser import normalise_rows
 from llm_instrumentation.mrm.processing import Settings, process
-from llm_instrumentation.mrm.reporter import load_sweep, verify_manifest
+from llm_instrumentation.mrm.reporter import load_sweep, run_exporter, verify_manifest
 from llm_instrumentation.mrm.runner import SweepListener, run_sweep
 from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
 from llm_instrumentation.mrm.schema import Kind, RunValidity, arrow_schema
@@ -86,11 +89,6 @@ def command(*arguments) -> tuple[int, str, str]:
     return ended.value.code, out.getvalue(), err.getvalue()
 
 
-def without_figures(base: Path) -> dict:
-    """Drawing takes longer than a run."""
-    return {"base_dir": str(base / "results"), "formats": {"figures": "none"}}
-
-
 def written(base: Path, **sections) -> Path:
     path = base / "experiment.yaml"
     path.write_text(yaml.safe_dump(experiment(base, **sections)), encoding="utf-8")
@@ -101,13 +99,22 @@ def folders(base: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted((base / "results" / "tiny").iterdir())]
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Drawing takes longer than a run. `finished` has figures, and tests marked with `figures`."""
+    if request.node.get_closest_marker("figures") is None:
+        monkeypatch.setattr(run_exporter, "generate_all_figures", lambda *_: [])
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The file of an experiment that ran once, the outcome that the command told, the folder."""
     base = tmp_path_factory.mktemp("finished")
     sweep = {"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]}
     path = written(base, sweep=sweep, telemetry=ALONE)
-    code, out, _ = command("run", "--config", path, "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_DPI", 30)  # pixels take long to compress
+        code, out, _ = command("run", "--config", path, "--json")
     assert code == ExitCode.OK
     told = json.loads(out)
     return path, told["runs"][0], RunFolder(Path(told["runs"][0]["run_dir"]))
@@ -318,7 +325,6 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
         sweep={
             "context_lengths": [8, 16], "output_tokens": [4], "repetitions": 2, "warmup_runs": 1,
         },
-        output=without_figures(tmp_path),
     )  # fmt: skip
     code, out, _ = command("run", "--config", path, "--json")
     statuses = [run["status"] for run in json.loads(out)["runs"]]
@@ -340,7 +346,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
 
 
 def test_force_runs_again_beside_the_earlier(tmp_path):
-    path = written(tmp_path, output=without_figures(tmp_path))
+    path = written(tmp_path)
     assert command("run", "--config", path)[0] == ExitCode.OK
     time.sleep(1.1)  # the names of runs have a resolution of one second
     code, _, _ = command("run", "--config", path, "--force", "--only", "rep0")
@@ -370,6 +376,7 @@ def test_a_run_with_too_few_rows_fails(tmp_path):
     assert folders(tmp_path)[0].trace.exists()
 
 
+@pytest.mark.figures
 def test_other_codecs_and_no_figures(tmp_path):
     """An experiment may choose the codec of its Parquet files, and have no figures."""
     import pyarrow.parquet as pq
@@ -428,6 +435,7 @@ def test_without_a_collector_the_exit_code_is_3(tmp_path):
 
 
 @pytest.mark.figures
+@pytest.mark.usefixtures("prepared_engines")
 def test_the_process_monitor_alone_is_a_run_without_a_trace(tmp_path):
     path = written(
         tmp_path, collector={"primary": "process_monitor", "fallback": None, "fallback_2": None}
@@ -448,8 +456,10 @@ def test_the_process_monitor_alone_is_a_run_without_a_trace(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS])
-def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
+def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind, request):
     skip_unless_here(kind)
+    if kind is CollectorType.WRITE_SETS:  # a forked process has touched its pages already
+        request.getfixturevalue("prepared_engines")
     large = {**MODEL, "random": {**MODEL["random"], "hidden_size": 256, "num_hidden_layers": 4}}
     (outcome,) = run_sweep(
         config(
@@ -485,6 +495,7 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
     assert run.metadata()["observer_effect_summary"]["n_target_samples"] > 0
 
 
+@pytest.mark.usefixtures("prepared_engines")
 def test_memray_watches_a_child_and_few_labels_leave_its_run_out(tmp_path):
     """A run with few labels is contaminated, also if telemetry was off."""
     skip_unless_here(CollectorType.MEMRAY)
@@ -539,7 +550,10 @@ def test_the_phase_of_the_load_makes_no_row_a_weight(tmp_path):
 
 @pytest.fixture
 def running(tmp_path, request):
-    """A process of ``mrm-trace run``, in the middle of many generations."""
+    """``mrm-trace run``, in the middle of many generations.
+
+    What was started, the process that runs it, and the experiment.
+    """
     kind = getattr(request, "param", CollectorType.TORCH)
     skip_unless_here(kind)
     (tmp_path / "prompts.txt").write_text("a prompt\n" * 200, encoding="utf-8")
@@ -552,12 +566,18 @@ def running(tmp_path, request):
             "write_sets": {"interval_ms": 60_000},  # the only look comes when it is stopped
         },
     )  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "llm_instrumentation.cli", "trace", "run", "--config", str(path)],
-        stderr=subprocess.PIPE,
-        text=True,
+    # The command is a forked process. Its engine, if that is a child, is one that imports torch.
+    code = (
+        f"import os, sys; sys.executable = {sys.executable!r}; print(os.getpid(), flush=True); "
+        "from llm_instrumentation.cli import main; main(sys.argv[1:])"
     )
+    process = subprocess.Popen(
+        [prepared.python(), "-c", code, "trace", "run", "--config", str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
         deadline = time.monotonic() + 120
         while not any(
             "generation_end" in log.read_text(encoding="utf-8")
@@ -566,12 +586,10 @@ def running(tmp_path, request):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        yield process, path
+        yield process, psutil.Process(pid), path
     finally:
         process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -585,8 +603,8 @@ def running(tmp_path, request):
     ids=str,
 )
 def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
-    process, path = running
-    children = psutil.Process(process.pid).children(recursive=True)
+    process, forked, path = running
+    children = forked.children(recursive=True)
     process.send_signal(number)
     _, err = process.communicate(timeout=240)
     assert process.returncode == ExitCode.INTERRUPTED
@@ -608,22 +626,22 @@ def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
     report = (folder.path / "report.html").read_text(encoding="utf-8")
     assert "This run did not come to its end (interrupted: " in report
 
-    shorter = experiment(tmp_path, telemetry={"baseline_duration_s": 0.1})
+    shorter = experiment(tmp_path)
     path.write_text(yaml.safe_dump(shorter), encoding="utf-8")
     assert command("run", "--config", path)[0] == ExitCode.OK
     assert sorted(one.defect() is None for one in folders(tmp_path)) == [False, True]
 
 
 def test_a_killed_run_is_incomplete_and_its_trace_is_that_up_to_the_kill(running, tmp_path):
-    process, _ = running
+    process, forked, _ = running
     (folder,) = folders(tmp_path)
     code, out, _ = command("analyse", "--input", folder.path, "--json")
     assert code == ExitCode.RUN_FAILED, "it is under way"
     assert "is being written" in json.loads(out)["runs"][0]["error"]
     assert not folder.trace.exists()
 
-    process.kill()
-    process.wait()
+    forked.kill()
+    assert process.wait() == -signal.SIGKILL
     defect = folder.defect()
     assert defect is not None
     assert defect.state == "running"
@@ -682,11 +700,11 @@ def test_a_killed_run_with_few_labels_is_contaminated(running, tmp_path):
 
     This is enough to class the run, although its telemetry is lost.
     """
-    process, _ = running
+    process, forked, _ = running
     (folder,) = folders(tmp_path)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
+    children = forked.children(recursive=True)
+    forked.kill()
+    assert process.wait() == -signal.SIGKILL
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
     code, out, err = command("analyse", "--input", folder.path)
@@ -743,7 +761,7 @@ def test_a_run_on_a_full_disk_fails_and_says_so(tmp_path, kib):
         "mrm_trace(['run', '--config', sys.argv[1]])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", limited, str(path)], capture_output=True, text=True, check=False
+        [prepared.python(), "-c", limited, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == ExitCode.RUN_FAILED
     assert "Traceback" not in done.stderr
@@ -814,7 +832,7 @@ def test_a_demo_refuses_lengths_below_1(capsys, flag):
 def test_a_demo_runs_with_random_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--random-weights", "--ctx", "16", "--tokens", "2", "--no-native-traces"]
-    assert demo("demo_qwen_hf", *flags, "--out", "out") == 0
+    assert demo("demo_qwen_hf", *flags, "--out", "out", vocab_size=300) == 0
     (folder,) = (tmp_path / "out" / "qwen2.5-0.5b-instruct-random").iterdir()
     known = RunFolder(folder).metadata()
     assert len(known["generations"]) == 5
@@ -832,8 +850,9 @@ def test_a_demo_says_what_would_make_a_contaminated_run_clean(tmp_path, monkeypa
         "llm_instrumentation.mrm.runner._run_untraced",
         lambda *_: {"generation_s": 1e-4, "rss_mb_peak": 1e6},
     )
+    narrow = {"hidden_size": 112, "intermediate_size": 128, "vocab_size": 300}
     flags = ["--random-weights", "--ctx", "16", "--tokens", "2", "--no-native-traces"]
-    assert demo("demo_qwen_hf", *flags, "--out", "out") == 0
+    assert demo("demo_qwen_hf", *flags, "--out", "out", **narrow) == 0
     out = capsys.readouterr().out
     assert "The run is contaminated." in out
     assert re.search(r"because observer_cpu [\d.]+ % is not below 20 %", out)
@@ -842,11 +861,13 @@ def test_a_demo_says_what_would_make_a_contaminated_run_clean(tmp_path, monkeypa
     )
 
 
-def demo(name: str, *arguments: str) -> int:
+def demo(name: str, *arguments: str, **architecture: int) -> int:
+    """Runs a demo, with other sizes of its model."""
     scripts = ROOT / "notebooks" / "scripts"
     sys.path.insert(0, str(scripts))
     try:
         found = runpy.run_path(str(scripts / f"{name}.py"))["DEMO"]
+        found = dataclasses.replace(found, architecture={**found.architecture, **architecture})
         return found.main(list(arguments))
     finally:
         sys.path.remove(str(scripts))

@@ -22,10 +22,12 @@ from llm_instrumentation.analysis.sparse_autoencoder import Feature, FeatureCont
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 from llm_instrumentation.probes.capture import snapshot_path
 from llm_instrumentation.report import render_report, write_report
+from small_models import VOCABULARY, build
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "<script>alert(1)</script>&\"'"
+IDS = torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
 PARTS = re.compile(r"<h2[^>]*>(.*?)</h2>")
 
 
@@ -42,13 +44,20 @@ def encoder(minilm, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory) -> Path:
+    """The folder of a capture: a Llama of two layers generates five tokens behind nine, twice."""
+    folder, model = tmp_path_factory.mktemp("generation"), build("llama")
+    with torch.no_grad(), capture_activations(model, folder / "run.stream"):
+        model.generate(IDS, max_new_tokens=5, do_sample=False)
+    return folder
+
+
 @pytest.fixture
-def generation(llama, ids, tmp_path) -> Path:
-    """A Llama of two layers that generates five tokens behind nine, for a batch of two."""
-    path = tmp_path / "run.stream"
-    with torch.no_grad(), capture_activations(llama, path):
-        llama.generate(ids, max_new_tokens=5, do_sample=False)
-    return path
+def generation(generated, tmp_path) -> Path:
+    """A copy of it, which a test may damage."""
+    shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "run.stream"
 
 
 class Letters:
@@ -70,8 +79,13 @@ def shown(page: str) -> str:
 # ---- what is on the page --------------------------------------------------------------------
 
 
-def test_a_report_has_the_facts_of_the_index(encoder):
-    page = render_report(encoder)
+@pytest.fixture(scope="module")
+def encoder_page(encoder) -> str:
+    return render_report(encoder)
+
+
+def test_a_report_has_the_facts_of_the_index(encoder, encoder_page):
+    page = encoder_page
     with ActivationReader(encoder) as reader:
         tensors, layers = len(reader), reader.layers
     assert PARTS.findall(page) == [
@@ -84,12 +98,12 @@ def test_a_report_has_the_facts_of_the_index(encoder):
     assert [unescape(name.replace("<wbr>", "")) for name in names] == list(layers)
 
 
-def test_the_rms_of_a_layer_is_that_of_its_tensors(encoder):
+def test_the_rms_of_a_layer_is_that_of_its_tensors(encoder, encoder_page):
     layer = "encoder.layer.3"
     with ActivationReader(encoder) as reader:
         values = np.concatenate([a.to_numpy("float64").reshape(-1) for a in reader[layer]])
-    row = re.search(rf"<tr><th[^>]*>{layer.replace('.', '.<wbr>')}</th>(.*?)</tr>",
-                    render_report(encoder))  # fmt: skip
+    name = layer.replace(".", ".<wbr>")
+    row = re.search(rf"<tr><th[^>]*>{name}</th>(.*?)</tr>", encoder_page)
     assert row is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
     assert cells[6] == f"{np.sqrt(np.square(values).mean()):.3g}"
@@ -286,13 +300,13 @@ def test_only_reports_are_replaced(generation, tmp_path):
 # ---- what is beside a capture ---------------------------------------------------------------
 
 
-def test_the_difference_to_another_capture(llama, ids, generation, tmp_path):
+def test_the_difference_to_another_capture(llama, generation, tmp_path):
     from llm_instrumentation.analysis.compare import compare_captures
 
     with torch.no_grad():
         llama.model.layers[1].mlp.down_proj.weight.mul_(1.5)
         with capture_activations(llama, tmp_path / "other.stream"):
-            llama.generate(ids, max_new_tokens=5, do_sample=False)
+            llama.generate(IDS, max_new_tokens=5, do_sample=False)
     found = compare_captures(generation, tmp_path / "other.stream")
     assert found.first is not None
     text = shown(render_report(tmp_path / "other.stream", against=generation))
@@ -367,7 +381,12 @@ def test_a_file_of_something_else_is_no_circuit(generation, tmp_path):
 
 @pytest.fixture
 def probed(generation) -> Path:
-    """The capture with the files that its probes would have written: two intervals of 2 s."""
+    """The capture with the files that its probes would have written."""
+    return with_probes(generation)
+
+
+def with_probes(generation: Path) -> Path:
+    """Writes what the probes of a capture would have written: two intervals of 2 s."""
     counters = {
         "raw_bytes": 1000, "file_bytes": 500, "stall_seconds": 0.5, "write_seconds": 1.8,
         "dropped": 0, "queued_bytes": 10,
@@ -464,14 +483,16 @@ def test_the_command_fails_in_a_line(arguments, code, message, generation):
 # ---- in a browser ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def everything(probed, llama, ids, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def everything(generated, tmp_path_factory) -> Path:
     """A report with every part but those of other tests."""
-    with torch.no_grad(), capture_activations(llama, tmp_path / "other.stream"):
-        llama.bfloat16().generate(ids, max_new_tokens=5, do_sample=False)
+    folder, model = tmp_path_factory.mktemp("everything"), build("llama")
+    shutil.copytree(generated, folder, dirs_exist_ok=True)
+    with torch.no_grad(), capture_activations(model, folder / "other.stream"):
+        model.bfloat16().generate(IDS, max_new_tokens=5, do_sample=False)
     told = write_report(
-        probed, tokenizer=Letters(), model=llama.float(), against=tmp_path / "other.stream",
-        circuit=circuit_of(tmp_path),
+        with_probes(folder / "run.stream"), tokenizer=Letters(), model=model.float(),
+        against=folder / "other.stream", circuit=circuit_of(folder),
     )  # fmt: skip
     return Path(told.path)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import llm_instrumentation
+import prepared
 import pytest
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe, program, read_snapshots
@@ -29,7 +30,8 @@ STRAP = [sys.executable, "-m", "llm_instrumentation.cli"]
 
 
 def strap(*arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*STRAP, *map(str, arguments)], capture_output=True, text=True, **options)
+    command = [*prepared.strap(), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @pytest.fixture

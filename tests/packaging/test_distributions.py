@@ -143,27 +143,31 @@ def test_the_program_is_static(wheel, tmp_path):
     assert segments.isdisjoint({"PT_INTERP", "PT_DYNAMIC"})
 
 
-def test_an_installed_wheel_runs_the_program(wheel, run, tmp_path):
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
+@pytest.fixture(scope="module")
+def installed(wheel, run, tmp_path_factory) -> Path:
+    """The interpreter of an environment with the wheel alone."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
+    return python
+
+
+def test_an_installed_wheel_runs_the_program(installed, run, tmp_path):
     program = "from llm_instrumentation.probes.program import path; print(path())"
-    installed = Path(run(python, "-c", program, cwd=tmp_path).strip())
-    assert installed.is_relative_to(tmp_path)
-    run(installed, "block", "--help", cwd=tmp_path)
+    found = Path(run(installed, "-c", program, cwd=tmp_path).strip())
+    assert found.is_relative_to(installed.parents[1])
+    run(found, "block", "--help", cwd=tmp_path)
 
 
-def test_an_installed_wheel_loads_and_agrees_on_the_version(wheel, run, version, tmp_path):
+def test_an_installed_wheel_loads_and_agrees_on_the_version(installed, run, version, tmp_path):
     """The version and the native layer need no torch."""
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
     program = (
         "import sys, llm_instrumentation as li\n"
         "from llm_instrumentation._native.library import library_version\n"
         "print(li.__version__, library_version(), 'torch' in sys.modules)"
     )
-    assert run(python, "-c", program, cwd=tmp_path).split() == [version, version, "False"]
+    assert run(installed, "-c", program, cwd=tmp_path).split() == [version, version, "False"]
 
 
 def test_an_editable_install_puts_the_same_bytes_into_the_tree(

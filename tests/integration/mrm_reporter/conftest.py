@@ -9,7 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from exported_runs import export
+from llm_instrumentation._pages import drawing
 from synthetic_traces import make_trace, reference_distributions, reference_tables
+
+
+@pytest.fixture(autouse=True)
+def few_dots(monkeypatch) -> None:
+    """PNG files have fewer pixels, which take less long to compress."""
+    monkeypatch.setattr(drawing, "_DPI", 30)
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +33,9 @@ def tables(trace) -> dict[str, pd.DataFrame]:
 def finished(tmp_path_factory, trace, tables) -> Path:
     """A run with all its files. Tests must not change it; `run_dir` is a copy."""
     folder = tmp_path_factory.mktemp("results") / "tiny" / "run_1"
-    return export(folder, trace, tables).run_dir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_DPI", 30)
+        return export(folder, trace, tables).run_dir
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -37,14 +38,29 @@ from synthetic_traces import make_trace, reference_distributions, reference_tabl
 pytestmark = pytest.mark.usefixtures("plain_pages")
 
 
-# ---- figures ----------------------------------------------------------------------------
+@functools.cache
+def tables_of(**shape: float) -> dict[str, pd.DataFrame]:
+    """All tables of a made-up trace. No figure changes them."""
+    trace = make_trace(**shape)
+    return {
+        **reference_tables(trace), **reference_distributions(trace),
+        "kv_growth": summarise_trace(trace).kv_growth,
+    }  # fmt: skip
 
 
-def test_every_figure_is_drawn_in_every_format(trace, tables, tmp_path):
-    everything = {
+@pytest.fixture(scope="module")
+def everything(trace, tables) -> dict[str, pd.DataFrame]:
+    """What all figures need."""
+    return {
         **tables, "kv_growth": summarise_trace(trace).kv_growth,
         "process_samples": process_samples(),
     }  # fmt: skip
+
+
+# ---- figures ----------------------------------------------------------------------------
+
+
+def test_every_figure_is_drawn_in_every_format(everything, tmp_path):
     paths = generate_all_figures(everything, tmp_path, ("pdf", "svg"))
     assert {path.name for path in paths} == {
         f"{spec.name}.{kind}" for spec in FIGURES for kind in ("pdf", "svg")
@@ -70,11 +86,7 @@ def test_the_ten_tables_alone_give_the_documented_figures(tables, tmp_path):
 
 
 @pytest.mark.parametrize("spec", FIGURES, ids=lambda spec: spec.name)
-def test_an_empty_table_gives_a_figure_that_says_so(spec, trace, tables):
-    everything = {
-        **tables, "kv_growth": summarise_trace(trace).kv_growth,
-        "process_samples": process_samples(),
-    }  # fmt: skip
+def test_an_empty_table_gives_a_figure_that_says_so(spec, everything):
     with drawing.settings():
         full = spec.draw(everything)
         empty = spec.draw({name: everything[name].iloc[:0] for name in spec.needs})
@@ -96,11 +108,7 @@ def test_empty_tables_have_the_documented_figures_alone(trace, tables, tmp_path)
     "shape", [{"tokens": 1, "weights": 1}, {"activation_life_s": 0.0}, {"runtime_pages": 0}]
 )
 def test_odd_traces_are_drawn_too(spec, shape, tmp_path, recwarn):
-    odd = make_trace(**shape)
-    everything = {
-        **reference_tables(odd), **reference_distributions(odd),
-        "kv_growth": summarise_trace(odd).kv_growth, "process_samples": process_samples(1),
-    }  # fmt: skip
+    everything = {**tables_of(**shape), "process_samples": process_samples(1)}
     weights = {
         name: table[table["region_type"] == "weight"] if "region_type" in table else table
         for name, table in everything.items()
@@ -117,11 +125,10 @@ def test_odd_traces_are_drawn_too(spec, shape, tmp_path, recwarn):
     [{}, {"tokens": 1, "weights": 1}, {"weight_window_s": 1.0}, {"weight_window_s": 4000.0}],
 )
 def test_no_text_of_a_figure_is_cut_off_or_covers_another(spec, shape):
-    trace = make_trace(spread=1.0, rewritten=3, **{"tokens": 12, **shape})
     everything = {
-        **reference_tables(trace), **reference_distributions(trace),
-        "kv_growth": summarise_trace(trace).kv_growth, "process_samples": process_samples(),
-    }  # fmt: skip
+        **tables_of(spread=1.0, rewritten=3, **{"tokens": 12, **shape}),
+        "process_samples": process_samples(),
+    }
     with drawing.settings():
         figure = spec.draw(everything)
         figure.draw_without_rendering()
@@ -136,11 +143,7 @@ def test_no_text_of_a_figure_is_cut_off_or_covers_another(spec, shape):
 
 
 @pytest.mark.parametrize("spec", FIGURES, ids=lambda spec: spec.name)
-def test_every_figure_names_its_axes(spec, trace, tables):
-    everything = {
-        **tables, "kv_growth": summarise_trace(trace).kv_growth,
-        "process_samples": process_samples(),
-    }  # fmt: skip
+def test_every_figure_names_its_axes(spec, everything):
     with drawing.settings():
         figure = spec.draw(everything)
     assert figure.axes[-1].get_xlabel()
