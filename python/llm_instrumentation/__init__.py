@@ -18,11 +18,10 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .analysis.reader import Activation, ActivationReader
-    from .core.capture import capture_activations
+    from .core.capture import capture_activations, prepare
     from .core.compression import TensorCompressionManager
     from .core.config import HookConfig, HookGranularity, InstrumentationConfig
     from .core.framework import InstrumentationFramework, analyze_activations_with_tokens
-    from .core.hooking.prepared import prepare
     from .core.labels import annotate
     from .core.packed import packed
     from .core.scope import for_request
@@ -68,6 +67,6 @@ __getattr__, __dir__ = lazy(
         "capture_activations": ".core.capture",
         "for_request": ".core.scope",
         "packed": ".core.packed",
-        "prepare": ".core.hooking.prepared",
+        "prepare": ".core.capture",
     },
 )

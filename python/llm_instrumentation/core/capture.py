@@ -1,4 +1,4 @@
-"""`capture_activations`: a capture in one line."""
+"""`capture_activations`: a capture in one line. `prepare`: compiled before it begins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .._atomic import typed_errors
 from .._warn import warn
 from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
+from .hooking.prepared import PreparedModel
 from .recording.plan import model_label
 from .recording.ranks import RANK, path_of_rank, this_rank
 from .scope import Scope
 
-__all__ = ["capture_activations"]
+__all__ = ["capture_activations", "prepare"]
 
 
 @contextlib.contextmanager
@@ -114,6 +115,33 @@ def capture_activations(
             raise
         capture.callback(framework.forget_models)
         yield framework
+
+
+def prepare(model: nn.Module, config: InstrumentationConfig | None = None) -> PreparedModel:
+    """Gets a compiled model ready for captures, so that none of them waits for the compiler::
+
+        prepare(model, config)
+        model(**inputs)  # compiles what captures with this configuration need
+
+    From now on the model runs the compiled code that captures of the same modules run. Without a
+    capture that code passes nothing on, at nearly the same speed.
+
+    Args:
+        model: the model, which ``torch.compile`` has compiled, or parts of it.
+        config: the configuration of the captures; balanced by default.
+
+    Returns:
+        ends it by :meth:`~PreparedModel.close`, or as a context manager. If it is dropped, the
+        model stays as it is.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) captures with this configuration run no compiled code:
+            the model is not compiled, or ``with_compiled("eager")`` is set.
+        UnsupportedError: (a TypeError) captures inside of compiled code are not possible; the
+            message says why.
+        LayerSelectionError: (a ValueError) the configuration selects no module.
+    """
+    return PreparedModel(model, InstrumentationConfig.balanced() if config is None else config)
 
 
 def _new_place(path: str) -> str:

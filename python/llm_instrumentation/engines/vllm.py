@@ -23,8 +23,8 @@ from typing import Any
 from torch import nn
 
 from .._warn import warn
+from ..core.capture import prepare
 from ..core.config import InstrumentationConfig, Preset, from_preset
-from ..core.hooking.prepared import prepare
 from ..core.selection import select_modules
 from ..errors import InvalidStateError, UnsupportedError
 from ._capture import EngineBatch, EngineCapture

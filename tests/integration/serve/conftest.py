@@ -61,7 +61,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory, minilm: SimpleNamespace) -
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(folder: Path, weights: Path, minilm: SimpleNamespace) -> Iterator[CaptureServer]:
     with CaptureServer(
         [folder / "minilm.stream", GOLDEN / "older-lz4.packets", weights],
@@ -71,6 +71,6 @@ def server(folder: Path, weights: Path, minilm: SimpleNamespace) -> Iterator[Cap
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: CaptureServer) -> Client:
     return Client(server)

@@ -1,4 +1,4 @@
-"""`prepare`: compiles what a capture needs before the capture begins."""
+"""Models whose compiled code is ready for captures before they begin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,40 @@ from ..config import InstrumentationConfig
 from ..selection import select_modules
 from .inside import Emission, can_emit, runs_inside
 
-__all__ = ["PreparedModel", "prepare"]
+__all__ = ["PreparedModel"]
 
 
 class PreparedModel:
-    """A model with compiled code that is ready for captures; see :func:`prepare`."""
+    """A model with compiled code that is ready for captures, from construction to :meth:`close`.
 
-    def __init__(self, emissions: list[Emission]) -> None:
-        self._emissions = emissions
+    Args:
+        model: the model.
+        config: the configuration of the captures.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, LayerSelectionError: see
+            :func:`~llm_instrumentation.core.capture.prepare`.
+    """
+
+    def __init__(self, model: nn.Module, config: InstrumentationConfig) -> None:
+        config.validate()
+        if config.compiled == "eager":
+            raise InvalidArgumentError(
+                'with_compiled("eager") captures outside of compiled code: nothing to prepare'
+            )
+        if config.compiled == "auto" and not any(map(is_compiled, model.modules())):
+            raise InvalidArgumentError(
+                "the model is not compiled: give what torch.compile returned. If a compiled "
+                'function calls the model, set with_compiled("inside") here and for the captures'
+            )
+        runs_inside([model], config.with_compiled("inside"))  # raises if it is not possible
+        around = outside_of_compiled([model])
+        self._emissions: list[Emission] = []
+        for _, module in select_modules(model, config):
+            if can_emit(module) and module not in around:
+                if config.inputs:
+                    self._emissions.append(Emission(module, None, kv_cache=False, inputs=True))
+                self._emissions.append(Emission(module, None, kv_cache=config.kv_cache))
 
     def close(self) -> None:
         """Lets the model run its own compiled code again. What was compiled stays with torch."""
@@ -36,49 +62,3 @@ class PreparedModel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def prepare(model: nn.Module, config: InstrumentationConfig | None = None) -> PreparedModel:
-    """Gets a compiled model ready for captures, so that none of them waits for the compiler::
-
-        prepare(model, config)
-        model(**inputs)  # compiles what captures with this configuration need
-
-    From now on the model runs the compiled code that captures of the same modules run. Without a
-    capture that code passes nothing on, at nearly the same speed.
-
-    Args:
-        model: the model, which ``torch.compile`` has compiled, or parts of it.
-        config: the configuration of the captures; balanced by default.
-
-    Returns:
-        ends it by :meth:`~PreparedModel.close`, or as a context manager. If it is dropped, the
-        model stays as it is.
-
-    Raises:
-        InvalidArgumentError: (a ValueError) captures with this configuration run no compiled code:
-            the model is not compiled, or ``with_compiled("eager")`` is set.
-        UnsupportedError: (a TypeError) captures inside of compiled code are not possible; the
-            message says why.
-        LayerSelectionError: (a ValueError) the configuration selects no module.
-    """
-    config = InstrumentationConfig.balanced() if config is None else config
-    config.validate()
-    if config.compiled == "eager":
-        raise InvalidArgumentError(
-            'with_compiled("eager") captures outside of compiled code: there is nothing to prepare'
-        )
-    if config.compiled == "auto" and not any(map(is_compiled, model.modules())):
-        raise InvalidArgumentError(
-            "the model is not compiled: give the one that torch.compile returned. If a compiled "
-            'function calls the model, set with_compiled("inside") here and for the captures'
-        )
-    runs_inside([model], config.with_compiled("inside"))  # raises if it is not possible
-    around = outside_of_compiled([model])
-    emissions = []
-    for _, module in select_modules(model, config):
-        if can_emit(module) and module not in around:
-            if config.inputs:
-                emissions.append(Emission(module, None, kv_cache=False, inputs=True))
-            emissions.append(Emission(module, None, kv_cache=config.kv_cache))
-    return PreparedModel(emissions)
