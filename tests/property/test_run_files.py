@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_instrumentation.core.files.run_folder import ShardFolder
@@ -54,6 +55,17 @@ def test_what_is_written_is_read(tmp_path):
     assert (run.finished, run.hosts) == (True, (CLOCK,))
     found.manifest_path.unlink()
     assert not found.run().finished
+
+
+def test_a_manifest_has_a_shard_of_each_rank():
+    with TemporaryDirectory() as directory:
+        folder = written(Path(directory))
+        path = folder.path / "manifest.json"
+        content = json.loads(path.read_text())
+        content["shards"] = [shard for shard in content["shards"] if shard["rank"] != 1]
+        path.write_text(json.dumps(content))
+        with pytest.raises(RunFolderError, match='"shards" has none of rank 1'):
+            folder.run()
 
 
 @given(st.data(), st.sampled_from(["rank-00000.json", "manifest.json"]), anything)

@@ -316,11 +316,16 @@ def load_manifest(path: Path) -> RunRecord | None:
     if content is None:
         return None
     with _Fields(path, content) as fields:
-        return RunRecord(
+        found = RunRecord(
             **_common(fields),
             hosts=tuple(map(_clock, fields.records("hosts"))),
             shards=tuple(map(_shard, fields.records("shards"))),
         )
+        ranks = {shard.rank for shard in found.shards}
+        for rank in range(found.world_size):
+            if rank not in ranks:  # also a missing shard has its record
+                raise ValueError(f'"shards" has none of rank {rank}')
+        return found
 
 
 def _load(path: Path, version: str) -> Any:
