@@ -124,7 +124,7 @@ def prepare(model: nn.Module, config: InstrumentationConfig | None = None) -> Pr
         model(**inputs)  # compiles what captures with this configuration need
 
     From now on the model runs the compiled code that captures of the same modules run. Without a
-    capture that code passes nothing on, at nearly the same speed.
+    capture that code passes nothing on, but runs an operator for each tensor.
 
     Args:
         model: the model, which ``torch.compile`` has compiled, or parts of it.

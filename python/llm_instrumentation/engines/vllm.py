@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from .._warn import warn
+from ..core.calls.compiled import is_compiled
 from ..core.capture import prepare
 from ..core.config import InstrumentationConfig, Preset, from_preset
 from ..core.selection import select_modules
@@ -272,7 +273,7 @@ class CompiledModel:
 def _compiled(model: nn.Module) -> Iterator[str]:
     """The names of the modules that vLLM compiles as a whole."""
     for name, module in model.named_modules():
-        if not getattr(module, "do_not_compile", True):
+        if is_compiled(module):
             yield name
 
 
