@@ -18,9 +18,11 @@ __all__ = [
     "PARTIAL",
     "create_beside",
     "created_beside",
+    "is_locked",
     "locked",
     "partial_beside",
     "remove_leftovers",
+    "replace_locked",
     "replacing",
     "sha256_file",
     "write_text",
@@ -103,6 +105,46 @@ def locked(path: Path) -> Iterator[BinaryIO | None]:
     # Open it for writing too: NFS locks only files that are open for writing.
     with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         yield file if _lock(file.fileno()) else None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked the file that is at ``path``. A look does not lock others out.
+
+    Raises:
+        OSError: the file cannot be read, or its file system has no locks.
+    """
+    while True:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return False
+            # The file was replaced after it had been opened: look at the new one.
+
+
+def replace_locked(path: Path, content: bytes) -> int:
+    """Replaces the content of ``path`` as a whole by a file that is locked from its first moment.
+
+    The bytes are synced to disk, the name is not. On an error the old file stays.
+
+    Returns:
+        A descriptor, which keeps the file locked until it is closed.
+    """
+    _remove_leftovers_once(path.absolute())
+    partial, descriptor = create_beside(path, PARTIAL)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        os.fsync(descriptor)
+        os.replace(partial, path)
+    except BaseException:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -329,7 +329,7 @@ def seal(folder: Path, stream: Path, segments: int, *, whole: bool = True) -> No
         run_id="run", rank=0, world_size=1, created_at_utc="2026-01-01", mesh=None, model="m",
         configuration={}, clock=Clock.now(0), shards=tuple(shards),
     )  # fmt: skip
-    ShardFolder(folder).write_rank_file(rank)
+    os.close(ShardFolder(folder).write_rank_file(rank))
     if not whole:
         os.truncate(folder / "rank-00000.json", 300)
 

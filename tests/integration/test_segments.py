@@ -20,6 +20,7 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.analysis.dataset import ActivationDataset
+from llm_instrumentation.analysis.reading import run_folder
 from llm_instrumentation.errors import InvalidArgumentError, StrapError, UnsupportedError
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -164,6 +165,57 @@ def test_a_reader_sees_segments_that_begin_while_it_is_open(tmp_path):
                 known = len(reader)
     with ActivationReader(run) as reader:
         assert len(reader["lm_head"]) == endless.steps
+
+
+@pytest.mark.parametrize("when", ["opened", "refreshed"])
+def test_a_segment_that_ends_while_a_reader_opens_it_is_not_the_end(tmp_path, monkeypatch, when):
+    run, endless = tmp_path / "run", Endless()
+    open_reader, ended = run_folder.open_reader, []
+
+    def late(path, **options):
+        """Opens a stream when its segment has ended."""
+        reader, until = open_reader(path, **options), time.monotonic() + 60
+        while reader.info.live and not ended:
+            reader.close()
+            assert time.monotonic() < until
+            endless.run()
+            reader = open_reader(path, **options)
+        ended.append(path)
+        return reader
+
+    with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)) as capture:
+        while not segments(1)(run) or not capture.stats().packets:
+            endless.run()
+        if when == "opened":
+            monkeypatch.setattr(run_folder, "open_reader", late)
+        with ActivationReader(run) as reader:
+            if when == "refreshed":
+                while not segments(len(reader.run.shards) + 1)(run):
+                    endless.run()
+                monkeypatch.setattr(run_folder, "open_reader", late)
+                reader.refresh()
+            assert ended and reader.info.live and not reader.problem
+
+
+def test_a_reader_that_follows_a_run_to_its_end_finds_it_complete(tmp_path):
+    run, endless, steps = tmp_path / "run", Endless(), []
+    with capture_activations(endless.model, f"{run}/", config=config(gb=SMALL)) as capture:
+        while not segments(1)(run) or not capture.stats().packets:
+            endless.run()
+        reader = ActivationReader(run)
+
+        def follow():
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                steps.extend(one.step for one in reader.follow("lm_head", poll_s=0.001))
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        endless.run()
+    thread.join()
+    with reader:
+        assert steps == list(range(endless.steps))
+        assert reader.run.finished
 
 
 def test_models_of_several_threads_share_the_segments(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,7 +43,7 @@ def places(content, at=()):
 
 def written(folder: Path) -> ShardFolder:
     found = ShardFolder(folder)
-    found.write_rank_file(RANK_FILE)
+    os.close(found.write_rank_file(RANK_FILE))
     found.write_manifest(joined_run({0: RANK_FILE}, {1: "it died"}))
     return found
 

@@ -7,11 +7,19 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
 from llm_instrumentation import _atomic, _files
-from llm_instrumentation._files import partial_beside, remove_leftovers, replacing, write_text
+from llm_instrumentation._files import (
+    is_locked,
+    partial_beside,
+    remove_leftovers,
+    replace_locked,
+    replacing,
+    write_text,
+)
 from llm_instrumentation.core.tokens import CheckpointFile, save_token_metadata
 from llm_instrumentation.mrm.collector.torch.spool import Spool
 from llm_instrumentation.mrm.collector.torch.trace import write_trace
@@ -43,6 +51,10 @@ def trace(path):
     write_trace(pa.table({"a": [1]}).to_reader(), path)
 
 
+def rank_file(path):
+    os.close(replace_locked(path, b"{}"))
+
+
 def rows_of_a_trace(path):
     spool = Spool(path)
     spool.write(memoryview(bytes(40)), 1)
@@ -57,6 +69,7 @@ def rows_of_a_trace(path):
         (token_file, "gen.stream_tokens.json"),
         (trace, "trace.parquet"),
         (rows_of_a_trace, "trace.parquet"),
+        (rank_file, "rank-00000.json"),
         (lambda path: write_text(path, "a report"), "report.html"),
     ],
 )
@@ -342,3 +355,24 @@ def test_a_partial_file_that_is_removed_before_its_lock_is_made_again(tmp_path, 
     write_text(path, "x")
     assert path.read_text() == "x"
     assert names(tmp_path) == ["a.json"]
+
+
+def test_a_file_that_is_replaced_locked_is_never_seen_unlocked(tmp_path):
+    path, seen, done = tmp_path / "rank-00000.json", [], threading.Event()
+    descriptor = replace_locked(path, b"0")
+
+    def look():
+        while not done.is_set():
+            seen.append(is_locked(path))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(300):
+        following = replace_locked(path, str(number).encode())
+        os.close(descriptor)
+        descriptor = following
+    done.set()
+    thread.join()
+    assert len(seen) > 300 and all(seen)
+    os.close(descriptor)
+    assert not is_locked(path) and path.read_bytes() == b"299" and names(tmp_path) == [path.name]

@@ -50,7 +50,7 @@ class JoinedReader:
     """
 
     def __init__(self, path: str, source: RunStreams) -> None:
-        streams = list(source.opened())
+        streams = _opened(source, live=False)
         pieces = [_Piece(stream.packets, 0, n) for n, stream in enumerate(streams)]
         self._set(path, source, streams, pieces, whole=True)
 
@@ -70,7 +70,7 @@ class JoinedReader:
         self._whole = whole  # row 0 is the first one of the capture
         self._starts = np.cumsum([0, *(piece.rows for piece in pieces)]).astype(np.uint64)
         infos = [stream.packets.info for stream in streams]
-        live = any(info.live for info in infos)
+        live = any(info.live for info in infos) or source.written
         self.info = ReaderInfo(
             indexed=all(info.indexed for info in infos),
             rows=int(self._starts[-1]),
@@ -107,8 +107,13 @@ class JoinedReader:
             )
         again = self._whole and first == 0
         news = [packets.follow(0 if again else packets.info.rows) for packets, _ in self._streams]
-        begun = list(self._source.opened())
-        if not begun and all(packets is None for packets in news):
+        live = any(
+            (known if new is None else new).info.live
+            for (known, _), new in zip(self._streams, news, strict=True)
+        )
+        begun = _opened(self._source, live=live)
+        live = live or self._source.written or any(packets.info.live for packets, _ in begun)
+        if not begun and all(packets is None for packets in news) and live == self.info.live:
             return None
         streams = [
             stream if packets is None else Stream(packets, stream.rank)
@@ -122,6 +127,9 @@ class JoinedReader:
                 _Piece(packets, 0, n) for n, packets in enumerate(news) if packets is not None
             ]
             pieces += [_Piece(one.packets, 0, n) for n, one in enumerate(begun, len(streams))]
+            if not pieces:  # only the end is new; one piece without rows has the columns
+                last = self._pieces[-1]
+                pieces = [last._replace(first=last.packets.info.rows)]
         following = object.__new__(JoinedReader)
         following._set(self.path, self._source, [*streams, *begun], pieces, whole=again)
         return following
@@ -218,6 +226,30 @@ class JoinedReader:
         for packets in (*(one.packets for one in self._pieces), *(p for p, _ in self._streams)):
             packets.close()
         self._source.close()
+
+
+def _opened(source: RunStreams, *, live: bool) -> list[Stream]:
+    """Opens the streams that are not open yet.
+
+    A segment can end between the reading of the rank file and its own opening. The next segment
+    begins before that, so one more look finds it: without it a running capture would seem to have
+    ended.
+
+    Args:
+        source: opens the streams.
+        live: a capture writes one of the streams that are open.
+    """
+    found: list[Stream] = []
+    try:
+        while begun := list(source.opened()):
+            found += begun
+            if live or any(stream.packets.info.live for stream in found):
+                break
+    except BaseException:
+        for stream in found:
+            stream.packets.close()
+        raise
+    return found
 
 
 def _of_rank(batch: pa.RecordBatch, rank: int, schema: pa.Schema) -> pa.RecordBatch:

@@ -37,6 +37,7 @@ class RunStreams:
 
     Attributes:
         run: what the manifest or the rank files say.
+        written: a process still has a part of the run open, perhaps only to write the manifest.
 
     Raises:
         NotFoundError: there is no such folder, or nothing of a run in it.
@@ -49,15 +50,19 @@ class RunStreams:
         self._ignore_index = ignore_index
         self._opened: set[str] = set()
         self._unreadable: dict[str, str] = {}  # why a stream cannot be read, by its name
+        self.written = False
         self.run = self._read()
 
     def _read(self) -> RunRecord:
+        # Asked first: what a process writes before it unlocks its rank file is read then.
+        written = self._folder.is_written()
         run = self._folder.run()
         if run is None:
             raise NotFoundError(
                 f"{os.fspath(self._folder.path)!r} is a folder without a manifest or rank file: "
                 "give a stream, or the folder of a run"
             )
+        self.written = written and not run.finished
         return run
 
     def opened(self) -> Sequence[Stream]:

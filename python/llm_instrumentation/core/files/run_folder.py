@@ -17,8 +17,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ..._atomic import replace_durably
-from ..._files import PARTIAL, sha256_file
+from ..._atomic import replace_durably, sync_directory
+from ..._files import PARTIAL, is_locked, replace_locked, sha256_file
 from ..._json import plain
 from ..._native import capture_id_of
 from ...errors import RunFolderError
@@ -192,12 +192,36 @@ class ShardFolder:
             if rank not in running and one.closed and list(one.shards) != told.get(rank, [])
         ]
 
+    def is_written(self) -> bool:
+        """Whether a process has a rank of the run open: it keeps the rank file locked."""
+        return any(
+            self.is_open(int(one[1]))
+            for one in filter(None, map(_RANK_FILE.fullmatch, os.listdir(self.path)))
+        )
+
+    def is_open(self, rank: int) -> bool:
+        """Whether a process keeps a rank file locked. False on a file system without locks."""
+        try:
+            return is_locked(self.rank_path(rank))
+        except OSError:
+            return False
+
     # ---- writing --------------------------------------------------------------
 
-    def write_rank_file(self, content: RankFile) -> None:
-        """Replaces a rank file durably."""
+    def write_rank_file(self, content: RankFile) -> int:
+        """Replaces a rank file durably.
+
+        Returns:
+            A descriptor, which keeps the file locked until it is closed.
+        """
         record = {"rank_file_version": VERSION, **plain(content)}
-        replace_durably(self.rank_path(content.rank), dump_json(record, indent=1))
+        descriptor = replace_locked(self.rank_path(content.rank), dump_json(record, indent=1))
+        try:
+            sync_directory(self.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def write_manifest(self, run: RunRecord) -> None:
         """Replaces the manifest durably."""

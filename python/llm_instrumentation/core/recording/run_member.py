@@ -24,7 +24,6 @@ import torch.distributed
 from torch import nn
 
 from ..._atomic import remove_durably, typed_errors
-from ..._files import locked
 from ..._json import plain
 from ..._native import Reader, capture_id_of
 from ..._warn import warn
@@ -46,8 +45,6 @@ __all__ = ["MANIFEST_WAIT_S", "StreamPlace", "stream_of"]
 
 #: Rank 0 waits at most this long for the other ranks, in seconds, before it writes the manifest.
 MANIFEST_WAIT_S = 20.0
-# A rank counts as dead if its rank file is unlocked for this long: replacing it unlocks it briefly.
-_DEAD_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 _MOST_REASON = 500  # characters
 _DEAD = "its process ended before it closed the stream"
@@ -173,7 +170,7 @@ class _Member:
         self.rank: Rank | None = self if config.segmented else None
         self._writing = threading.Lock()  # of `_file`, which two threads replace
         self._recording: Recording | None = None
-        self._lock = contextlib.ExitStack()
+        self._descriptor = -1  # of the rank file, which it keeps locked
         with typed_errors(f"cannot make the run folder {folder.path}"):
             os.makedirs(folder.path, exist_ok=True)
         earlier = folder.rank_file(self._rank) if resume else None
@@ -303,27 +300,32 @@ class _Member:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the rank file, and locks it until it is replaced again."""
+        """Replaces the rank file, and keeps the new one locked instead of the old one."""
         with typed_errors(f"cannot write to the run folder {self._folder.path}"):
-            self._folder.write_rank_file(self._file)
-        self._lock.close()
-        if self._file.closed:
-            return
-        path, until = self._folder.rank_path(self._rank), time.monotonic() + _DEAD_SECONDS
-        while time.monotonic() < until:  # another rank may look at the lock now
-            file = self._lock.enter_context(locked(path))
-            if file is not None:
-                return
-            self._lock.close()
-            time.sleep(0.001)
+            descriptor = self._folder.write_rank_file(self._file)
+        self._unlock()
+        self._descriptor = descriptor
+
+    def _unlock(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
     # ---- end ------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """Writes the shard's facts to the rank file, and takes care of the manifest."""
-        if self._recording is not None and self._recording.gave_up:
-            self._lock.close()
-            return  # the disk does not answer, so that nothing more is written to it
+        """Writes the shard's facts to the rank file, and takes care of the manifest.
+
+        The rank file stays locked until all of this is done.
+        """
+        try:
+            # A disk that does not answer gets nothing more.
+            if self._recording is None or not self._recording.gave_up:
+                self._close(error)
+        finally:
+            self._unlock()
+
+    def _close(self, error: BaseException | None) -> None:
         state, reason = "complete", ""
         if error is not None:
             state, reason = "failed", f"{type(error).__name__}: {error}"[:_MOST_REASON]
@@ -356,19 +358,14 @@ class _Member:
         Returns:
             the ranks that died, and whether all others have ended or died.
         """
-        until, unlocked = time.monotonic() + wait_s, dict[int, float]()
-        locks = self._locks_work()
+        until = time.monotonic() + wait_s
+        locks = self._folder.is_open(self._rank)  # whether this file system has them
         while True:
             files, now = self._files(), time.monotonic()
-            open_ = [rank for rank, one in files.items() if not one.closed]
-            unlocked = {
-                rank: unlocked.get(rank, now)
-                for rank in open_
-                if locks and _is_unlocked(self._folder.rank_path(rank))
-            }
-            dead = {rank for rank, since in unlocked.items() if now - since >= _DEAD_SECONDS}
-            ended = len(files) == self._ranks and len(dead) == len(open_)
-            if ended or now >= until or (self._rank and len(dead) == len(unlocked)):
+            open_ = {rank for rank, one in files.items() if not one.closed}
+            dead = {rank for rank in open_ if locks and not self._folder.is_open(rank)}
+            ended = len(files) == self._ranks and dead == open_
+            if ended or now >= until or self._rank:
                 return dead, ended
             time.sleep(_POLL_SECONDS)
 
@@ -395,20 +392,6 @@ class _Member:
         """The rank files of this run."""
         found = self._folder.rank_files()
         return {rank: one for rank, one in found.items() if one.run_id == self._file.run_id}
-
-    def _locks_work(self) -> bool:
-        """Whether this file system tells a locked file from others."""
-        path = self._folder.rank_path(self._rank)
-        with locked(path) as file, locked(path) as again:
-            return file is not None and again is None
-
-
-def _is_unlocked(path: Path) -> bool:
-    try:
-        with locked(path) as file:
-            return file is not None
-    except OSError:  # this user may not lock it
-        return False
 
 
 @contextlib.contextmanager
