@@ -23,6 +23,7 @@ var layers = []string{
 	"maker.go files.go",
 	"sink.go",
 	"staging.go pending.go notes.go",
+	"ring.go", // keeps the last steps, for dumps
 	"copy.go", // copies elements, and measures what they lose
 	"emission.go",
 	"backlog.go order.go progress.go archive.go",

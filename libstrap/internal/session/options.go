@@ -67,6 +67,9 @@ type Options struct {
 	// host is to learn at once that a tensor was left out.
 	Intake IntakeBuffer
 
+	// Ring keeps the last tensors in the staging memory. Files are written by dumps alone.
+	Ring bool
+
 	Files stream.Files // nil: those of the system
 
 	split int64 // for tests; 0: splitBytes
@@ -121,6 +124,9 @@ func (o *Options) validate(path string) error {
 	if o.Codec == codec.Archive && o.ErrorBound > codec.ArchiveMaxBound {
 		return status.New(status.InvalidArgument,
 			"error_bound = %g: an archive takes 0 to %g", o.ErrorBound, codec.ArchiveMaxBound)
+	}
+	if o.Ring && o.Resume {
+		return status.New(status.InvalidArgument, "mode: a ring has no stream to resume")
 	}
 	if o.CaptureID != "" && !o.Resume {
 		return status.New(status.InvalidArgument,

@@ -50,7 +50,7 @@ func (l *staged) emit(e *emission, c *call) error {
 func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
-	defer func() { answer = l.jobs.Push(it) }()
+	defer func() { answer = l.staging.copied(it) }()
 	e.copy(it.elements(), e.part.start, e.part.count, nil)
 	it.setLoss(e.measure())
 	if it.kind == codec.Archive {
