@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -330,5 +331,71 @@ func TestAClosedRingFreesItsMemory(t *testing.T) {
 		if st := s.Stats(); st.MemoryBytes != 0 || st.QueuedBytes != 0 {
 			t.Errorf("%d bytes are left, %d in regions", st.MemoryBytes, st.QueuedBytes)
 		}
+	}
+}
+
+func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
+	bad := math.Float32frombits(0x7FC0_0000)
+	for name, c := range map[string]struct {
+		keep bool
+		at   func(s *Session, layer uint32) (x *Tensor, element int64)
+	}{
+		"converted": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(30_000, 1)
+			v[29_999] = bad
+			return tensorOf(layer, wire.Float32, v), 29_999
+		}},
+		"beside values beyond float16": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(30_000, 1)
+			v[5], v[70] = 1e30, bad
+			return tensorOf(layer, wire.Float32, v), 70
+		}},
+		"strided": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(100*100, 1)
+			v[3*100+7] = bad
+			x := tensorOf(layer, wire.Float32, v, 100, 100)
+			x.Strides = []int64{1, 100}
+			return x, 7*100 + 3
+		}},
+		"as it is": {true, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(1000, 1)
+			v[17] = float32(math.Inf(1))
+			return tensorOf(layer, wire.Float32, v), 17
+		}},
+		"bfloat16": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := make([]uint16, 1000)
+			v[999] = 0x7FC0
+			return tensorOf(layer, wire.BFloat16, v), 999
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			o.KeepFloat32 = c.keep
+			s := openRing(t, o)
+			layers := layersOf(t, s, 3)
+			runStep(t, s, layers, 0, 100)
+			huge := tensorOf(layers[0], wire.Float32, []float32{1e30}) // is finite
+			enqueue(t, s, huge)
+			if _, rang, err := s.Alarm(forever); rang || err != nil {
+				t.Fatalf("an alarm before the fault: %v", err)
+			}
+			x, element := c.at(s, layers[1])
+			x.Step, x.Call, x.TimeNS = 5, 2, 77
+			enqueue(t, s, x)
+			x.Layer = layers[2]
+			enqueue(t, s, x) // a later one
+			got, rang, err := s.Alarm(forever)
+			if err != nil || !rang || got.Layer != layers[1] || got.Step != 5 || got.Call != 2 || got.TimeNS != 77 ||
+				got.Element != element || !math.IsNaN(got.Value) && !math.IsInf(got.Value, 1) {
+				t.Errorf("the alarm is %+v %v %v", got, rang, err)
+			}
+			if _, rang, _ := s.Alarm(forever); rang {
+				t.Error("the alarm was taken")
+			}
+		})
+	}
+	plain := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
+	if _, _, err := plain.Alarm(forever); status.CodeOf(err) != status.InvalidState {
+		t.Errorf("a session without a ring: %v", err)
 	}
 }

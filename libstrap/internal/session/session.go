@@ -52,7 +52,8 @@ type Session struct {
 	arena    *arena.Arena
 	names    *names
 	order    *order
-	ring     *ring // nil unless Options.Ring
+	ring     *ring  // nil unless Options.Ring
+	alarm    *alarm // likewise
 	progress *progress
 	jobs     *backlog
 	counters *counters
@@ -139,7 +140,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
 	if o.Ring {
-		s.ring = newRing(s.life, mem, s.order, s.jobs, made, count)
+		s.ring, s.alarm = newRing(s.life, mem, s.order, s.jobs, made, count), &alarm{}
 	}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,
@@ -165,8 +166,8 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 			counters: count, sink: s.sink,
 		},
 		staged: &staged{
-			opts: &s.opts, entries: made, staging: s.staging, maker: s.maker, jobs: s.jobs,
-			order: s.order, life: s.life, counters: count, sink: s.sink,
+			opts: &s.opts, entries: made, staging: s.staging, alarm: s.alarm, maker: s.maker,
+			jobs: s.jobs, order: s.order, life: s.life, counters: count, sink: s.sink,
 		},
 		streamed: &streamed{entries: made, staging: s.staging},
 	}
@@ -238,6 +239,17 @@ func (s *Session) EndDump(timeout time.Duration) error {
 		return err
 	}
 	return s.ring.endDump()
+}
+
+// Alarm returns the first tensor since the last Alarm that has a value that is not finite. Of tensors that
+// threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
+// no more calls; Timeout if small tensors wait for memory.
+func (s *Session) Alarm(timeout time.Duration) (first Alarm, rang bool, err error) {
+	if _, err := s.forDump(timeout); err != nil {
+		return Alarm{}, false, err
+	}
+	first, rang = s.alarm.take()
+	return first, rang, nil
 }
 
 // forDump brings the tensors of the intake into the ring, and returns the options of the files of a dump.

@@ -18,6 +18,7 @@ type staged struct {
 	opts     *Options
 	entries  *entries
 	staging  *staging
+	alarm    *alarm // nil: values are not inspected
 	maker    *maker
 	jobs     *backlog
 	order    *order
@@ -53,6 +54,9 @@ func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	defer func() { answer = l.staging.copied(it) }()
 	e.copy(it.elements(), e.part.start, e.part.count, nil)
 	it.setLoss(e.measure())
+	if l.alarm != nil {
+		l.alarm.inspect(e, it.elements())
+	}
 	if it.kind == codec.Archive {
 		it.keepWhole()
 	}

@@ -32,6 +32,7 @@ def open_session(plan: CapturePlan) -> Session:
         capture_id=plan.capture_id,
         overwrite=plan.overwrite,
         rank=this_rank()[0],
+        ring=int(plan.ring),
         # Compression threads would take CPUs from the models' own.
         workers_yield=on_cpu and torch.get_num_threads() + options["workers"] > usable_cpus(),
         team=gomp_parallel() if on_cpu else 0,

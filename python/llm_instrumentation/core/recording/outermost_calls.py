@@ -44,6 +44,7 @@ class OutermostCalls:
         self._state = state
         self._log = log
         self._tracker = plan.tracker
+        self._watch = plan.watch
         self._requests = requests
         self._models = list(plan.models)
         self._main_parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -72,21 +73,28 @@ class OutermostCalls:
         if self.rewiring is not None:
             self.rewiring.compare()
         model, entry = self._places.get(id(module), ("", ""))
+        begun = None
         try:
-            return self._log.begin(
+            begun = self._log.begin(
                 module, args, kwargs, model=model, entry=entry, step=step, late=late,
                 main=self._is_main_part(module),
             )  # fmt: skip
         except Exception as error:
             self._state.refuse_call(error)
-            return None
+            if self._watch is None:
+                return None
+        return begun, step
 
-    def ends(self, given: Any, output: Any) -> None:
+    def ends(self, given: Any, output: Any, error: BaseException | None) -> None:
         """Records the result of a call."""
+        begun, step = given
         try:
-            self._log.end(given, output)
-        except Exception as error:
-            self._state.refuse_call(error)
+            if begun is not None:
+                self._log.end(begun, output)
+        except Exception as failed:
+            self._state.refuse_call(failed)
+        if self._watch is not None and step is not None and self._state.running:
+            self._watch.ended(step, output, error)
 
     def forget(self) -> None:
         """Drops the models. Calls that still run have no names then."""

@@ -14,7 +14,7 @@ from ..config import InstrumentationConfig
 from ..selection import select_modules
 from ..tokens import TokenTracker
 
-__all__ = ["CapturePlan", "Probes", "model_label"]
+__all__ = ["CapturePlan", "Probes", "StepWatch", "model_label"]
 
 
 def model_label(model: Any) -> str:
@@ -39,6 +39,19 @@ class Probes(Protocol):
         """Stops the probes; with `wait`, returns when they have stopped."""
 
 
+class StepWatch(Protocol):
+    """Is told of the steps of a capture."""
+
+    def ended(self, step: int, output: Any, error: BaseException | None) -> None:
+        """The outermost call of a step has ended.
+
+        Args:
+            step: the number of the step.
+            output: what the call returned; None if it raised.
+            error: what it raised.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class CapturePlan:
     """What is captured, and to where. It stays the same while the capture runs.
@@ -54,6 +67,8 @@ class CapturePlan:
         replaces: files of the earlier capture at the path. They are removed when the new stream
             has taken its place.
         probes: makes the probes that watch the machine; None: no probes.
+        ring: keep the last steps in memory, for dumps. Then `path` is for messages alone.
+        watch: is told of each step that ends; None: nobody is.
         mine: reports whether to capture a call of the models. It is called when the call begins,
             in the call's thread and context. None: all calls are captured.
     """
@@ -68,6 +83,8 @@ class CapturePlan:
     replaces: tuple[Path, ...] = ()
     probes: Callable[[], Probes] | None = None
     mine: Callable[[], bool] | None = None
+    ring: bool = False
+    watch: StepWatch | None = None
 
     @property
     def resumes(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..._native import Session
 from ...errors import StrapTimeoutError
 from ..calls.call_log import CallLog
@@ -50,6 +52,27 @@ class Streams:
         if self._tracker is not None:
             self._tracker.capture_id = capture_id
         return capture_id
+
+    def dump(self, path: str) -> str:
+        """Writes what the ring keeps, and all to come until :meth:`end_dump`; returns its id."""
+        self._sink.flush()
+        oldest = self._session.stats().ring_oldest_step
+        self._session.dump(path)
+        self._log.dump(path, self._session.capture_id, oldest)
+        self.paths.append(path)
+        return self._session.capture_id
+
+    def end_dump(self) -> Callable[[], None]:
+        """Lets the ring keep what comes. Returns what waits until the dump is durable."""
+        self._sink.flush()
+        self._session.end_dump()
+        close = self._log.end_dump()
+
+        def finish() -> None:
+            self._session.checkpoint()
+            close()
+
+        return finish
 
     def sealed(self) -> bool:
         """Waits a moment until the streams before are durable; returns whether they are."""
