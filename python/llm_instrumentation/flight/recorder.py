@@ -71,8 +71,8 @@ class FlightRecorder:
     folder of their own, which :class:`.ActivationReader` reads as any capture. Its ``trigger.json``
     says why. The model goes on meanwhile.
 
-    Triggers are: a value that is infinite or NaN in a captured tensor, found in the pass that copies
-    it; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
+    Triggers are: a value that is infinite or NaN in a captured tensor, found in the pass that
+    copies it; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
 
     Args:
         model: the model.
@@ -265,22 +265,14 @@ class FlightRecorder:
         if found is None or not self._not_finite:
             return
         alarm, _, layer, path, request = found
-        value = str(alarm.value)
-        step = None if alarm.step < 0 else alarm.step
+        value, step = str(alarm.value), None if alarm.step < 0 else alarm.step
         at = "" if step is None else f" in step {step}"
-        self._trigger(
-            Trigger(
-                "not finite",
-                f"{layer}{path} has {value} at element {alarm.element}{at}",
-                step,
-                layer,
-                path,
-                alarm.call,
-                alarm.element,
-                value,
-                request,
-            )  # fmt: skip
-        )
+        trigger = Trigger(
+            "not finite", f"{layer}{path} has {value} at element {alarm.element}{at}",
+            step=step, layer=layer, path=path, call=alarm.call, element=alarm.element,
+            value=value, request=request,
+        )  # fmt: skip
+        self._trigger(trigger)
 
     def _on_exception(self, step: int, error: BaseException) -> None:
         if getattr(error, "_strap_dumped", None) is self:  # it has left the model before
@@ -378,12 +370,10 @@ class FlightRecorder:
                 return
             if dump.problem:
                 warn(f"the dump {folder.path} is not whole: {dump.problem}")
-            with self._lock:
-                self.dumps.append(dump)
-                old = [] if self._keep is None else self.dumps[: -self._keep]
-                del self.dumps[: len(old)]
-            for one in old:
-                remove(one)
+            # Without the lock, because a thread that holds it may wait for this one.
+            self.dumps.append(dump)
+            while self._keep is not None and len(self.dumps) > self._keep:
+                remove(self.dumps.pop(0))
 
         self._finishing = threading.Thread(target=finish, name="strap-flight")
         self._finishing.start()
@@ -398,8 +388,8 @@ def flight_recorder(
         with flight_recorder(model, "crashes/llama", memory_gb=2.0) as recorder:
             train(model)
 
-    An exception that leaves the block is a trigger, too, and is passed on. The arguments are those of
-    :class:`FlightRecorder`.
+    An exception that leaves the block is a trigger, too, and is passed on. The arguments are those
+    of :class:`FlightRecorder`.
     """
     with FlightRecorder(model, path, **options) as recorder:
         yield recorder
