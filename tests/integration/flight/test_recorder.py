@@ -63,12 +63,12 @@ def check(path, model, first, last):
         assert not reader.problem and reader.run.finished
         assert reader.steps == tuple(range(first, last + 1))
         for step in range(first, last + 1):
-            for name, value in model.seen[step]:
-                (one,) = reader.select(name or None, steps=step)[:1] if name else [None]
-                if one is not None:
-                    assert torch.equal(
-                        one.to_torch().view(torch.uint8), value.contiguous().view(torch.uint8)
-                    ), (step, name)
+            seen = [(name, value) for name, value in model.seen[step] if name in reader.layers]
+            assert len(seen) == 31
+            for name, value in seen:
+                (one,) = reader.select(name, steps=step)
+                ours, theirs = one.to_torch(), value.contiguous()
+                assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)), (step, name)
         rows = reader.rows("lm_head")
         assert len(rows) == (last - first + 1) * 24
         assert rows.column("token_id") is not None
