@@ -64,7 +64,7 @@ def check(path, model, first, last):
         assert reader.steps == tuple(range(first, last + 1))
         for step in range(first, last + 1):
             seen = [(name, value) for name, value in model.seen[step] if name in reader.layers]
-            assert len(seen) == 31
+            assert len(seen) == 30
             for name, value in seen:
                 (one,) = reader.select(name, steps=step)
                 ours, theirs = one.to_torch(), value.contiguous()
