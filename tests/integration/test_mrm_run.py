@@ -483,10 +483,10 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind, r
     assert cached
     trace = pd.read_parquet(run.trace)
     pages = trace[trace.region_type == "weight"].address_page.to_numpy()
-    # Loading wrote each page of a large weight at least once.
-    start, end = max(weights, key=lambda span: span[1] - span[0])
-    inside = np.arange((start >> 12) + 1, end >> 12)
-    assert np.isin(inside, pages).mean() > 0.5
+    # Loading wrote each page of the weights. A page faults only if the process has not used it before,
+    # as the memory of a tensor that was freed.
+    inside = np.concatenate([np.arange((start >> 12) + 1, end >> 12) for start, end in weights])
+    assert np.isin(inside, pages).mean() > 0.8
     # No other page that was touched while the weights were loaded is called a weight.
     first, last = np.array([(start >> 12, (end - 1) >> 12) for start, end in weights]).T
     assert all(((first <= page) & (page <= last)).any() for page in np.unique(pages))

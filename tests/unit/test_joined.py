@@ -21,6 +21,8 @@ from torch import nn
 class Streams:
     """Streams that are opened in turn, the rest when the reader is followed."""
 
+    written = False
+
     def __init__(self, paths, first):
         self.waiting, self.first, self.ranks = list(paths), first, iter(range(9))
 
