@@ -483,8 +483,8 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind, r
     assert cached
     trace = pd.read_parquet(run.trace)
     pages = trace[trace.region_type == "weight"].address_page.to_numpy()
-    # Loading wrote each page of the weights. A page faults only if the process has not used it before,
-    # as the memory of a tensor that was freed.
+    # Loading wrote each page of the weights. A page does not fault again if the process has used it
+    # before, for a tensor that was freed.
     inside = np.concatenate([np.arange((start >> 12) + 1, end >> 12) for start, end in weights])
     assert np.isin(inside, pages).mean() > 0.8
     # No other page that was touched while the weights were loaded is called a weight.
