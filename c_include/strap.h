@@ -192,7 +192,9 @@ typedef struct strap_open_options {
   int32_t ring;              /* 0: capture to a stream. 1: keep the last steps in the staging memory
                                 until strap_dump writes them. No file is opened, and PATH is for
                                 messages alone. The mode is CREATE */
-  int32_t reserved;          /* 0 */
+  int32_t ring_steps;        /* the most steps of the ring; 0: as many as the memory holds */
+  double ring_seconds;       /* steps that began so long before the newest one give way; 0: none
+                                does for its age */
 } strap_open_options;
 
 /* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
@@ -236,7 +238,7 @@ strap_status strap_roll(strap_session session, const char *path, int32_t overwri
  * Writes what the ring of a session keeps to a new stream at PATH, with its index at PATH.index, and
  * then all tensors to come until strap_dump_end. Between two dumps the ring keeps the last steps: when
  * a tensor finds no room, the oldest step gives way as a whole, and later tensors of that step are left
- * out. A step for which the whole memory is too small loses tensors as with STRAP_ON_FULL_DROP. Tensors
+ * out. So does the oldest step beyond ring_steps and ring_seconds. A step for which the whole memory is too small loses tensors as with STRAP_ON_FULL_DROP. Tensors
  * with step -1 belong to the step before them. A step that was dumped is no longer in the ring.
  *
  * strap_dump does not wait for the disk: strap_checkpoint after strap_dump_end waits until the files are

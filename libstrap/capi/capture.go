@@ -70,8 +70,6 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		return none, status.New(status.InvalidArgument, "workers_yield = %d: give 0 or 1", o.workers_yield)
 	case o.ring != 0 && o.ring != 1:
 		return none, status.New(status.InvalidArgument, "ring = %d: give 0 or 1", o.ring)
-	case o.reserved != 0:
-		return none, status.New(status.InvalidArgument, "reserved = %d: give 0", o.reserved)
 	case o.keep_float32 != 0 && o.keep_float32 != 1:
 		return none, status.New(status.InvalidArgument, "keep_float32 = %d: give 0 or 1", o.keep_float32)
 	}
@@ -103,6 +101,8 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 		CaptureID:   id,
 		Ring:        o.ring == 1,
+		RingSteps:   int(o.ring_steps),
+		RingSeconds: float64(o.ring_seconds),
 		Files:       files{},
 	}, nil
 }

@@ -57,7 +57,8 @@ static void open_refuses(const char *path) {
   BAD(overwrite, 2);
   BAD(ring, 2);
   BAD(ring, -1);
-  BAD(reserved, 1);
+  BAD(ring_steps, 1); /* without a ring */
+  BAD(ring_seconds, 1);
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* a new capture draws its id itself */
   good.mode = STRAP_MODE_RESUME;

@@ -19,6 +19,7 @@ var errGaveWay = errors.New("the step gave way")
 // BeginDump hands all that is kept to the order, for a new segment. Until EndDump entries go to the order
 // as in any other session, and then into the ring again.
 type ring struct {
+	opts     *Options
 	life     *lifecycle
 	arena    *arena.Arena
 	order    *order
@@ -44,9 +45,9 @@ type RingStats struct {
 	OldestTimeNS           int64  // CLOCK_MONOTONIC of its first tensor; 0: none
 }
 
-func newRing(life *lifecycle, mem *arena.Arena, o *order, jobs *backlog, made *entries, c *counters) *ring {
+func newRing(opts *Options, life *lifecycle, mem *arena.Arena, o *order, jobs *backlog, made *entries, c *counters) *ring {
 	return &ring{
-		life: life, arena: mem, order: o, jobs: jobs, entries: made, counters: c,
+		opts: opts, life: life, arena: mem, order: o, jobs: jobs, entries: made, counters: c,
 		byStep: map[int64]*keptStep{}, newest: -1,
 	}
 }
@@ -70,6 +71,9 @@ func (g *ring) push(it *entry) error {
 	in := g.stepOf(it.row.Step)
 	it.kept = in
 	in.entries = append(in.entries, it)
+	if len(in.entries) == 1 {
+		g.expire(it.row.TimeNS)
+	}
 	if it.is == packetEntry {
 		in.copying++
 		in.bytes += it.staged()
@@ -142,20 +146,33 @@ func (g *ring) giveWay() (gave, busy bool) {
 	if len(g.steps) <= 1 {
 		return false, g.dumping || g.counters.queuedPackets.Load() > 0
 	}
-	oldest := g.steps[0]
-	if oldest.copying > 0 {
+	if g.steps[0].copying > 0 {
 		return false, true
 	}
-	g.drop(oldest)
-	g.steps[0] = nil // the rest of the list keeps its memory
-	g.steps = g.steps[1:]
-	delete(g.byStep, oldest.step)
-	g.newest = max(g.newest, oldest.step)
-	g.kept.GoneSteps++
+	g.dropOldest()
 	return true, false
 }
 
-func (g *ring) drop(gone *keptStep) {
+// expire drops the steps beyond the limits, when a step has begun at a time. A step of which a tensor is
+// being copied stays until the next step begins.
+func (g *ring) expire(now int64) {
+	for len(g.steps) > 1 && g.steps[0].copying == 0 {
+		many := g.opts.RingSteps > 0 && len(g.steps) > g.opts.RingSteps
+		age := float64(now-g.steps[0].entries[0].row.TimeNS) / 1e9
+		if !many && (g.opts.RingSeconds == 0 || age <= g.opts.RingSeconds) {
+			return
+		}
+		g.dropOldest()
+	}
+}
+
+func (g *ring) dropOldest() {
+	gone := g.steps[0]
+	g.steps[0] = nil // the rest of the list keeps its memory
+	g.steps = g.steps[1:]
+	delete(g.byStep, gone.step)
+	g.newest = max(g.newest, gone.step)
+	g.kept.GoneSteps++
 	for _, it := range gone.entries {
 		if it.is == packetEntry {
 			g.kept.GonePackets++

@@ -249,6 +249,34 @@ func TestAStepLargerThanTheRing(t *testing.T) {
 	}
 }
 
+func TestTheLimitsOfARing(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit func(o *Options)
+		kept  uint64
+	}{
+		"steps":   {func(o *Options) { o.RingSteps = 5 }, 5},
+		"one":     {func(o *Options) { o.RingSteps = 1 }, 1},
+		"seconds": {func(o *Options) { o.RingSeconds = 3 }, 4}, // one second a step: ages 0 to 3
+		"both":    {func(o *Options) { o.RingSeconds, o.RingSteps = 3, 2 }, 2},
+		"none":    {func(o *Options) {}, 40},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			c.limit(&o)
+			s := openRing(t, o)
+			layer := mustLayer(t, s, "layer0")
+			for number := range int64(40) {
+				x := tensorOf(layer, wire.Float32, ofStep(number, 0, 100))
+				x.Step, x.TimeNS = number, number*1e9
+				enqueue(t, s, x)
+			}
+			if st := s.Stats().Ring; st.Steps != c.kept || st.GoneSteps != 40-c.kept || st.OldestStep != int64(40-c.kept) {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+}
+
 // A step that gave way while it ran does not come back in parts.
 func TestTensorsOfAStepThatGaveWayAreLeftOut(t *testing.T) {
 	s := openRing(t, ringOptions(codec.None))
@@ -301,6 +329,17 @@ func TestRefusalsOfARing(t *testing.T) {
 	o.Resume = true
 	_, err = Open("", o)
 	expect("a ring that resumes", err, status.InvalidArgument)
+	for _, spoil := range []func(o *Options){
+		func(o *Options) { o.RingSteps = -1 },
+		func(o *Options) { o.RingSeconds = -1 },
+		func(o *Options) { o.RingSeconds = math.NaN() },
+		func(o *Options) { o.Ring, o.RingSteps = false, 1 },
+	} {
+		o := ringOptions(codec.None)
+		spoil(&o)
+		_, err = Open(filepath.Join(folder, "d.stream"), o)
+		expect("limits that cannot be", err, status.InvalidArgument)
+	}
 }
 
 // Threads that capture while the session ends leave no memory behind.

@@ -140,7 +140,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
 	if o.Ring {
-		s.ring, s.alarm = newRing(s.life, mem, s.order, s.jobs, made, count), &alarm{}
+		s.ring, s.alarm = newRing(&s.opts, s.life, mem, s.order, s.jobs, made, count), &alarm{}
 	}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,

@@ -84,7 +84,8 @@ class OpenOptions(ctypes.Structure):
         ("team", ctypes.c_void_p),
         ("capture_id", ctypes.c_char_p),
         ("ring", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("ring_steps", ctypes.c_int32),
+        ("ring_seconds", ctypes.c_double),
     ]
 
 

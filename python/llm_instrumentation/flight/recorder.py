@@ -18,7 +18,7 @@ from torch import nn
 
 from .._warn import warn
 from ..core.config import InstrumentationConfig
-from ..core.recording.plan import CapturePlan
+from ..core.recording.plan import CapturePlan, RingLimits
 from ..core.recording.recorder import Recorder
 from ..core.scope import Scope, current_request, scoped
 from ..errors import InvalidArgumentError, InvalidStateError, StrapError
@@ -79,6 +79,9 @@ class FlightRecorder:
         path: where dumps go: ``path-000001``, ``path-000002`` and so on.
         memory_gb: the memory of the ring, in GB. A step that is larger loses tensors, which are
             counted, and there is a warning.
+        steps: the most steps in memory; None: as many as it holds.
+        seconds: steps that began so long before the newest one give way; None: none does for its
+            age.
         config: what is captured and how dumps are compressed; balanced by default. Its memory,
             segments, probes and progress do not count.
         after: how many steps behind the trigger a dump has.
@@ -105,6 +108,8 @@ class FlightRecorder:
         path: str | os.PathLike[str] = "flight",
         *,
         memory_gb: float = 2.0,
+        steps: int | None = None,
+        seconds: float | None = None,
         config: InstrumentationConfig | None = None,
         after: int = 2,
         keep: int | None = 10,
@@ -120,7 +125,12 @@ class FlightRecorder:
             raise InvalidArgumentError(
                 f"after = {after}, keep = {keep}, pause_s = {pause_s}: give at least 0, 1 and 0"
             )
+        if (steps is not None and steps < 1) or (seconds is not None and not seconds > 0):
+            raise InvalidArgumentError(
+                f"steps = {steps}, seconds = {seconds}: give at least one step, more than 0 s"
+            )
         self.dumps: list[Dump] = []
+        self._limits = RingLimits(steps or 0, seconds or 0.0)
         self._model = model
         self._path = Path(path)
         self._config = dataclasses.replace(
@@ -163,7 +173,7 @@ class FlightRecorder:
                 mine = undo.enter_context(scoped(self._scope))
                 plan = CapturePlan(
                     f"the flight recorder {self._path}", self._config, [self._model],
-                    mine=mine, ring=True, watch=self,
+                    mine=mine, ring=self._limits, watch=self,
                 )  # fmt: skip
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import time
 
 import pytest
 import torch
@@ -147,6 +148,21 @@ def test_the_oldest_steps_give_way(tmp_path):
     assert dump.path == path and dump.trigger.reason == "a look"
     assert (dump.first_step, dump.last_step) == (stats.oldest_step, 59)
     check(path, model, stats.oldest_step, 59)
+
+
+@pytest.mark.parametrize("limit", [{"steps": 3}, {"seconds": 0.5}], ids=str)
+def test_steps_and_seconds_bound_what_is_kept(tmp_path, limit):
+    model = Model()
+    with flight_recorder(model.model, tmp_path / "run", config=whole(), **limit) as recorder:
+        for _ in range(5):
+            model.run()
+        if "seconds" in limit:
+            time.sleep(0.6)
+            for _ in range(3):
+                model.run()
+        assert recorder.stats().steps == 3
+    with pytest.raises(InvalidArgumentError, match="at least one step"):
+        FlightRecorder(model.model, tmp_path / "run", steps=0)
 
 
 def test_an_exception_that_leaves_the_model(tmp_path):

@@ -32,11 +32,17 @@ def open_session(plan: CapturePlan) -> Session:
         capture_id=plan.capture_id,
         overwrite=plan.overwrite,
         rank=this_rank()[0],
-        ring=int(plan.ring),
+        **_ring(plan),
         # Compression threads would take CPUs from the models' own.
         workers_yield=on_cpu and torch.get_num_threads() + options["workers"] > usable_cpus(),
         team=gomp_parallel() if on_cpu else 0,
     )
+
+
+def _ring(plan: CapturePlan) -> dict[str, float]:
+    if plan.ring is None:
+        return {}
+    return {"ring": 1, "ring_steps": plan.ring.steps, "ring_seconds": plan.ring.seconds}
 
 
 def next_step(plan: CapturePlan) -> int:

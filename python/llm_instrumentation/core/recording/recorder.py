@@ -78,7 +78,7 @@ class Recorder:
         plan.config.validate()
         # Select before the file is opened: a selection that fails must not empty the file.
         hooked, view = sum(map(len, plan.selected)), view_in_c(plan)
-        if not plan.resumes and not plan.ring:
+        if not plan.resumes and plan.ring is None:
             check_place(plan.path, plan.overwrite)
         self._plan = plan
         self._pid = os.getpid()
@@ -304,7 +304,7 @@ def _log_of(plan: CapturePlan, session: Session, first: int, state: CaptureState
         token_ids=plan.config.token_ids,
         key=plan.config.token_key,
         first_step=first,
-        oldest=(lambda: session.stats().ring_oldest_step) if plan.ring else None,
+        oldest=(lambda: session.stats().ring_oldest_step) if plan.ring is not None else None,
         failed=state.lose_calls,
     )
 
