@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -93,11 +94,11 @@ def measure(
 ) -> dict[str, list[float]]:
     path = folder / "run.stream"
     every = InstrumentationConfig.balanced().with_progress(False)
-    layers = every.with_layers(LAYERS)
+    layers = dataclasses.replace(every).with_layers(LAYERS)
 
     def captured(of: nn.Module, config: InstrumentationConfig) -> Any:
         where = "inside" if of is compiled else "eager"
-        config = config.with_compiled(where)
+        config = dataclasses.replace(config).with_compiled(where)
         return lambda: capture_activations(of, path, config=config, overwrite=True)
 
     contenders: dict[str, tuple[nn.Module, Callable[[], Any]]] = {

@@ -189,6 +189,17 @@ def test_captures_of_a_prepared_model_compile_nothing(compiled_by, model, path):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+def test_captures_and_preparations_leave_the_configuration_as_it_is(model, path):
+    compiled = torch.compile(model, backend=Counter(), fullgraph=True)
+    for config in (eagerly(), eagerly().with_layers("blocks.*")):
+        before = copy.deepcopy(config)
+        with torch.no_grad(), prepare(compiled, config):
+            compiled(torch.randn(4, 6))
+            with capture_activations(compiled, path, config=config, overwrite=True):
+                compiled(torch.randn(4, 6))
+        assert config == before
+
+
 def test_a_prepared_model_that_is_closed_runs_its_own_code_again(model):
     x = torch.randn(4, 6)
     compiled, before = torch.compile(model, backend=Counter(), fullgraph=True), state_of(model)

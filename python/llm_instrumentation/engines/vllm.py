@@ -13,6 +13,7 @@ reader.rows("model.layers.3").select(request="0").to_torch()
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import sys
@@ -267,7 +268,7 @@ class CompiledModel:
                 f"{len(missing)} selected modules, such as {missing[0]!r}, are not captured: this "
                 f"engine has compiled its model without them. To capture them, {way_out}"
             )
-        return config.with_layers(there).with_compiled("inside")
+        return copy.copy(config).with_layers(there).with_compiled("inside")
 
 
 def _compiled(model: nn.Module) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import TracebackType
 
 from torch import nn
@@ -38,7 +39,9 @@ class PreparedModel:
                 "the model is not compiled: give what torch.compile returned. If a compiled "
                 'function calls the model, set with_compiled("inside") here and for the captures'
             )
-        runs_inside([model], config.with_compiled("inside"))  # raises if it is not possible
+        runs_inside(
+            [model], dataclasses.replace(config, compiled="inside")
+        )  # raises if it is not possible
         around = outside_of_compiled([model])
         self._emissions: list[Emission] = []
         for _, module in select_modules(model, config):
