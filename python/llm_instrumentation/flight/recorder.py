@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import math
@@ -9,6 +10,7 @@ import os
 import signal as signals
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +31,8 @@ __all__ = ["FlightRecorder", "FlightStats", "flight_recorder"]
 _MOST_REASON = 500  # characters
 
 Condition = Callable[[Any], "str | bool | None"]
+
+_running: weakref.WeakSet[FlightRecorder] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +148,7 @@ class FlightRecorder:
         self._lock = threading.RLock()  # reentrant, because a signal handler may dump
         # The lock guards all below.
         self._recorder: Recorder | None = None
+        self._pid = os.getpid()
         self._scoped = contextlib.ExitStack()
         self._dump: DumpFolder | None = None  # the one that is being written
         self._until = -1  # the last step of that
@@ -166,6 +171,7 @@ class FlightRecorder:
         with self._lock:
             if self._recorder is not None:
                 raise InvalidStateError("the flight recorder is running already")
+            self._pid = os.getpid()
             with contextlib.ExitStack() as undo:
                 if self._signal is not None:
                     before = signals.signal(self._signal, self._on_signal)
@@ -178,10 +184,13 @@ class FlightRecorder:
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)
                 self._scoped = undo.pop_all()
+        _running.add(self)
         return self
 
     def stop(self) -> None:
         """Writes the dump that has begun, and removes the hooks. A second call does nothing."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             recorder = self._recorder
             if recorder is None:
@@ -193,6 +202,7 @@ class FlightRecorder:
             finishing.join()
         with self._lock:
             self._recorder = None
+        _running.discard(self)
         recorder.end()
         self._scoped.close()
 
@@ -253,6 +263,8 @@ class FlightRecorder:
 
     def ended(self, step: int, output: Any, error: BaseException | None) -> None:
         """A step has ended; called by the hooks, in the model's thread."""
+        if os.getpid() != self._pid:  # a fork captures nothing
+            return
         with self._lock:
             if self._recorder is None:
                 return
@@ -285,6 +297,8 @@ class FlightRecorder:
         self._trigger(trigger)
 
     def _on_exception(self, step: int, error: BaseException) -> None:
+        if os.getpid() != self._pid:
+            return
         if getattr(error, "_strap_dumped", None) is self:  # it has left the model before
             return
         with contextlib.suppress(AttributeError):
@@ -307,6 +321,8 @@ class FlightRecorder:
             self._trigger(Trigger("condition", _shortened(reason), step, request=current_request()))
 
     def _on_signal(self, number: int, frame: object) -> None:
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._recorder is None:
                 return
@@ -353,40 +369,63 @@ class FlightRecorder:
             self._end_dump()
         return folder.path
 
-    def _end_dump(self) -> None:
-        """Lets the ring keep what comes, and a thread finish the dump."""
+    def _end_dump(self, *, here: bool = False) -> None:
+        """Lets the ring keep what comes, and a thread finish the dump; with `here` this thread."""
         folder, self._dump = self._dump, None
         if folder is None:
             return
         recorder = self._running()
         capture_id = recorder.capture_id
+        wait: Callable[[], None] | None = None
         try:
             wait = recorder.end_dump()
         except StrapError as error:
             folder.problem = str(error)
-
-            def wait() -> None:
-                pass
-
-        def finish() -> None:
-            try:
-                wait()
-            except StrapError as error:
-                folder.problem = str(error)
-            try:
-                dump = folder.finish(capture_id)
-            except (StrapError, OSError) as error:
-                warn(f"the dump {folder.path} is not whole: {error}")
-                return
-            if dump.problem:
-                warn(f"the dump {folder.path} is not whole: {dump.problem}")
-            # Without the lock, because a thread that holds it may wait for this one.
-            self.dumps.append(dump)
-            while self._keep is not None and len(self.dumps) > self._keep:
-                remove(self.dumps.pop(0))
-
-        self._finishing = threading.Thread(target=finish, name="strap-flight")
+        if here:
+            self._finish(folder, capture_id, wait)
+            return
+        self._finishing = threading.Thread(
+            target=self._finish, args=(folder, capture_id, wait), name="strap-flight"
+        )
         self._finishing.start()
+
+    def _finish(
+        self, folder: DumpFolder, capture_id: str, wait: Callable[[], None] | None
+    ) -> None:
+        """Waits until the tensors of a dump are in its files, and writes its other files."""
+        try:
+            if wait is not None:
+                wait()
+        except StrapError as error:
+            folder.problem = str(error)
+        try:
+            dump = folder.finish(capture_id)
+        except (StrapError, OSError) as error:
+            warn(f"the dump {folder.path} is not whole: {error}")
+            return
+        if dump.problem:
+            warn(f"the dump {folder.path} is not whole: {dump.problem}")
+        # Without the lock, because a thread that holds it may wait for this one.
+        self.dumps.append(dump)
+        while self._keep is not None and len(self.dumps) > self._keep:
+            remove(self.dumps.pop(0))
+
+    def _at_exit(self) -> None:
+        """Finishes the dump that is being written. No thread can be started any more."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._recorder is None:
+                return
+            if self._finishing is not None:
+                self._finishing.join()
+            self._end_dump(here=True)
+
+
+@atexit.register
+def _finish_dumps() -> None:
+    for recorder in list(_running):
+        recorder._at_exit()
 
 
 @contextlib.contextmanager
