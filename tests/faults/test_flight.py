@@ -30,7 +30,7 @@ def test_the_model_goes_on_and_the_readable_part_of_the_dump_is_kept(tmpfs):
     assert sum("is not whole" in one for one in messages) == 1
     assert all("No space left" in one or "disk" in one for one in messages), messages
     (stream,) = folder.glob("*.stream")
-    with pytest.warns(RuntimeWarning), ActivationReader(stream) as reader:
+    with ActivationReader(stream) as reader:
         assert len(reader) >= 3
         for one in reader:
             assert torch.equal(one.to_torch(), noise(one.step, SIZE).half())

@@ -1,7 +1,7 @@
 """Keeps the last steps of a model in memory, and writes them when something goes wrong."""
 
-from .dumps import Dump, Trigger, load_trigger
-from .recorder import FlightRecorder, FlightStats, flight_recorder
+from ._dumps import Dump, Trigger, load_trigger
+from ._recorder import FlightRecorder, FlightStats, flight_recorder
 
 __all__ = [
     "Dump",

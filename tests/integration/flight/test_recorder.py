@@ -12,8 +12,7 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, for_request
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError, NotFoundError
-from llm_instrumentation.flight import FlightRecorder, flight_recorder
-from llm_instrumentation.flight.dumps import load_trigger
+from llm_instrumentation.flight import FlightRecorder, flight_recorder, load_trigger
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -6,8 +6,9 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
 from torch import Tensor, nn
 
 from ..._atomic import link_or_copy
@@ -27,12 +28,30 @@ from .caches import caches_of_call, caches_of_output
 from .call_rows import TokenHashes
 from .call_writer import CallWriter, StreamCalls
 from .generation import Ended, generates
-from .held_calls import HeldCalls
 from .masks import Mask
 from .sequences import Begins, Call, Sequences
 from .waiting_calls import CallForm, Copies, RefusedTokens, Roll, Side, WaitingCall
 
 __all__ = ["CallLog", "check_place"]
+
+
+class CallTaker(Protocol):
+    """Takes the calls of a capture; see :class:`CallWriter`."""
+
+    @property
+    def lost(self) -> int: ...
+
+    def add(self, call: WaitingCall, size: int) -> None: ...
+
+    def note(self, note: RefusedTokens | Roll) -> None: ...
+
+    def lose(self) -> None: ...
+
+    def sync(self, timeout_s: float | None = None) -> None: ...
+
+    def close(self, timeout_s: float | None = None) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Begun(NamedTuple):
@@ -73,8 +92,7 @@ class CallLog:
         token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
         key: the key of hashed token ids; None: a random one.
         first_step: number of the first step; of a resumed capture the earlier steps are kept.
-        oldest: tells the oldest step in the ring of the capture's session, and the calls wait for
-            :meth:`dump`. None: the session has no ring.
+        held: takes the calls, in place of the writer of the stream's calls file; None: that does.
         failed: receives the error of calls that could not be recorded. Later calls still are, if
             that is possible; a file that lacks calls ends without its end mark.
 
@@ -92,7 +110,7 @@ class CallLog:
         token_ids: str,
         key: bytes | None,
         first_step: int,
-        oldest: Callable[[], int] | None = None,
+        held: CallTaker | None = None,
         failed: Callable[[Exception], None],
     ) -> None:
         self._encoders = encoders
@@ -107,15 +125,23 @@ class CallLog:
                 path = calls_path_for(output_path)
                 link_or_copy(path, _free_name(path), durable=False)
         self.sequences = Sequences(first, self._refuse)
-        keyed = TokenHashes(os.urandom(32) if key is None else key)
-        hashes = keyed if token_ids == "hashed" else None
+        hashes = TokenHashes(os.urandom(32) if key is None else key)
+        self._hashes = hashes if token_ids == "hashed" else None
+        self._layouts, self._failed = layouts, failed
+        self._writer = self.writer(output_path, capture_id, earlier) if held is None else held
 
-        def writer(path: str, capture_id: str) -> CallWriter:
-            file = StreamCalls(path, capture_id, encoders, layouts, earlier)
-            return CallWriter(file, hashes, failed)
+    def writer(
+        self, output_path: str, capture_id: str, earlier: pa.Table | None = None
+    ) -> CallWriter:
+        """Makes a writer of the calls file beside a stream.
 
-        self._held = None if oldest is None else HeldCalls(writer, oldest)
-        self._writer = writer(output_path, capture_id) if self._held is None else self._held
+        Args:
+            output_path: the stream, which is open.
+            capture_id: its id.
+            earlier: the rows of a resumed capture.
+        """
+        file = StreamCalls(output_path, capture_id, self._encoders, self._layouts, earlier)
+        return CallWriter(file, self._hashes, self._failed)
 
     @property
     def lost(self) -> int:
@@ -129,31 +155,7 @@ class CallLog:
             output_path: that stream, which is open.
             capture_id: its id.
         """
-        assert isinstance(self._writer, CallWriter)  # a capture with a ring has no segments
         self._writer.note(Roll(output_path, capture_id))
-
-    def dump(self, output_path: str, capture_id: str, oldest: int) -> None:
-        """Writes the calls of a dump, and all to come until :meth:`end_dump`.
-
-        Args:
-            output_path: the stream of the dump, which is open.
-            capture_id: its id.
-            oldest: the first step of the dump.
-        """
-        assert self._held is not None
-        self._held.begin(output_path, capture_id, oldest)
-
-    def end_dump(self) -> Callable[[], None]:
-        """Keeps the next calls. Returns what waits until those of the dump are in its file."""
-        assert self._held is not None
-        held, writer = self._held, self._held.end()
-
-        def close() -> None:
-            if writer is not None:
-                writer.close()
-                held.closed(writer)
-
-        return close
 
     def sync(self, timeout_s: float | None = None) -> None:
         """Makes all calls so far durable.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def open_session(plan: CapturePlan) -> Session:
     )
 
 
-def _ring(plan: CapturePlan) -> dict[str, float]:
+def _ring(plan: CapturePlan) -> dict[str, Any]:
     if plan.ring is None:
         return {}
     return {"ring": 1, "ring_steps": plan.ring.steps, "ring_seconds": plan.ring.seconds}

@@ -44,7 +44,7 @@ class OutermostCalls:
         self._state = state
         self._log = log
         self._tracker = plan.tracker
-        self._watch = plan.watch
+        self._ended = plan.ended
         self._requests = requests
         self._models = list(plan.models)
         self._main_parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -61,6 +61,10 @@ class OutermostCalls:
     def request(self) -> int:
         """The number of the request that this thread or task serves; 0: none."""
         return self._requests.number()
+
+    def request_name(self, number: int) -> str | None:
+        """The name of the request with a number; None: 0 is of none."""
+        return self._requests.name(number)
 
     def begins(
         self, module: nn.Module, args: Any, kwargs: Any, step: int | None, late: bool
@@ -81,7 +85,7 @@ class OutermostCalls:
             )  # fmt: skip
         except Exception as error:
             self._state.refuse_call(error)
-            if self._watch is None:
+            if self._ended is None:
                 return None
         return begun, step
 
@@ -93,8 +97,8 @@ class OutermostCalls:
                 self._log.end(begun, output)
         except Exception as failed:
             self._state.refuse_call(failed)
-        if self._watch is not None and step is not None and self._state.running:
-            self._watch.ended(step, output, error)
+        if self._ended is not None and step is not None and self._state.running:
+            self._ended(step, output, error)
 
     def forget(self) -> None:
         """Drops the models. Calls that still run have no names then."""

@@ -14,7 +14,7 @@ from ..config import InstrumentationConfig
 from ..selection import select_modules
 from ..tokens import TokenTracker
 
-__all__ = ["CapturePlan", "Probes", "RingLimits", "StepWatch", "model_label"]
+__all__ = ["CapturePlan", "Probes", "RingLimits", "model_label"]
 
 
 def model_label(model: Any) -> str:
@@ -51,19 +51,6 @@ class RingLimits(NamedTuple):
     seconds: float
 
 
-class StepWatch(Protocol):
-    """Is told of the steps of a capture."""
-
-    def ended(self, step: int, output: Any, error: BaseException | None) -> None:
-        """The outermost call of a step has ended.
-
-        Args:
-            step: the number of the step.
-            output: what the call returned; None if it raised.
-            error: what it raised.
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class CapturePlan:
     """What is captured, and to where. It stays the same while the capture runs.
@@ -81,7 +68,8 @@ class CapturePlan:
         probes: makes the probes that watch the machine; None: no probes.
         ring: keep the last steps in memory, for dumps. Then `path` is for messages alone. None: the
             capture goes to a stream.
-        watch: is told of each step that ends; None: nobody is.
+        ended: is told of each step that ends: its number, and what the outermost call returned, or
+            None and what it raised. None: nobody is.
         mine: reports whether to capture a call of the models. It is called when the call begins,
             in the call's thread and context. None: all calls are captured.
     """
@@ -97,7 +85,7 @@ class CapturePlan:
     probes: Callable[[], Probes] | None = None
     mine: Callable[[], bool] | None = None
     ring: RingLimits | None = None
-    watch: StepWatch | None = None
+    ended: Callable[[int, Any, BaseException | None], None] | None = None
 
     @property
     def resumes(self) -> bool:

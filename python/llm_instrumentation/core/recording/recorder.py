@@ -29,6 +29,7 @@ from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
 from .capture_counters import CaptureCounters
 from .ending import Ending
+from .held_calls import HeldCalls
 from .monitor import Monitor
 from .opened import hooks_in_c, next_step, open_session, view_in_c
 from .outermost_calls import OutermostCalls
@@ -91,20 +92,22 @@ class Recorder:
             self._sink = TensorSink(session, state, plan.config)
             remove_earlier(plan.replaces)
             first = next_step(plan)
-            log = _log_of(plan, session, first, state)
+            held = (
+                None if plan.ring is None else HeldCalls(lambda: session.stats().ring_oldest_step)
+            )
+            log = _log_of(plan, session, first, state, held)
             undo.callback(log.abandon)
             self._attached = attached = contextlib.ExitStack()
             undo.callback(attached.close)
             undo.callback(state.stop)
             self._hooks = AttachedHooks(plan.models, plan.labels, plan.selected, state)
-            self._requests = Requests(session, state)
-            self._calls = OutermostCalls(plan, state, log, self._requests)
+            self._calls = OutermostCalls(plan, state, log, Requests(session, state))
             self._steps = Steps(
                 plan.models, hooked, self._calls, first=first, every=plan.config.every,
                 mine=plan.mine,
             )  # fmt: skip
             self._gradients = Gradients(state, self._steps.numbers)
-            self._streams = Streams(session, self._sink, log, plan.tracker)
+            self._streams = Streams(session, self._sink, log, plan.tracker, held)
             self._counters = CaptureCounters(session, self._steps.numbers, self._hooks, log)
             self._ending = Ending(
                 session, self._sink, log, self._counters, durable=plan.tracker is not None
@@ -195,7 +198,7 @@ class Recorder:
         if found is None:
             return None
         return FoundValue(
-            found, *self._state.named(found.layer), self._requests.name(found.request)
+            found, *self._state.named(found.layer), self._calls.request_name(found.request)
         )
 
     def ring(self) -> SessionStats:
@@ -289,7 +292,9 @@ class Recorder:
         _open_recorders.discard(self)
 
 
-def _log_of(plan: CapturePlan, session: Session, first: int, state: CaptureState) -> CallLog:
+def _log_of(
+    plan: CapturePlan, session: Session, first: int, state: CaptureState, held: HeldCalls | None
+) -> CallLog:
     """The calls file of a capture."""
     encoders: dict[str, dict[str, list[str]]] = {}
     layouts = {}
@@ -304,7 +309,7 @@ def _log_of(plan: CapturePlan, session: Session, first: int, state: CaptureState
         token_ids=plan.config.token_ids,
         key=plan.config.token_key,
         first_step=first,
-        oldest=(lambda: session.stats().ring_oldest_step) if plan.ring is not None else None,
+        held=held,
         failed=state.lose_calls,
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from .call_writer import CallWriter
-from .waiting_calls import RefusedTokens, WaitingCall
+from ..calls.call_writer import CallWriter
+from ..calls.waiting_calls import RefusedTokens, Roll, WaitingCall
 
 __all__ = ["HeldCalls"]
 
@@ -20,15 +20,13 @@ class HeldCalls:
     """The calls of a capture whose session keeps the last steps in a ring.
 
     Args:
-        writer: makes the writer of a dump, from its stream and the stream's id.
         oldest: tells the oldest step in the ring; a negative number: the ring is empty.
 
     Attributes:
         lost: the number of calls that could not be recorded.
     """
 
-    def __init__(self, writer: Callable[[str, str], CallWriter], oldest: Callable[[], int]) -> None:
-        self._make = writer
+    def __init__(self, oldest: Callable[[], int]) -> None:
         self._oldest = oldest
         self._lock = threading.RLock()  # reentrant, because a signal handler may call a model
         # The lock guards all below.
@@ -54,8 +52,9 @@ class HeldCalls:
             if self._calls > _SOME_CALLS or self._bytes > _SOME_BYTES:
                 self._drop_old()
 
-    def note(self, note: RefusedTokens) -> None:
+    def note(self, note: RefusedTokens | Roll) -> None:
         """Takes what is no call, in its order among the calls."""
+        assert not isinstance(note, Roll)  # a capture with a ring has no segments
         with self._lock:
             if self._writer is not None:
                 self._writer.note(note)
@@ -66,10 +65,10 @@ class HeldCalls:
         with self._lock:
             self._lost += 1
 
-    def begin(self, output_path: str, capture_id: str, oldest: int) -> None:
+    def begin(self, writer: CallWriter, oldest: int) -> None:
         """Writes the calls from the step `oldest` on, and all to come until :meth:`end`."""
         with self._lock:
-            self._writer = writer = self._make(output_path, capture_id)
+            self._writer = writer
             for one, size in self._kept:
                 if one.step < oldest:
                     continue
@@ -78,16 +77,18 @@ class HeldCalls:
                 else:
                     writer.note(one)
 
-    def end(self) -> CallWriter | None:
-        """Keeps the next calls. Returns the writer of the dump, to be closed; None: no dump."""
+    def end(self) -> Callable[[], None]:
+        """Keeps the next calls. Returns what waits until those of the dump are in its file."""
         with self._lock:
             writer, self._writer = self._writer, None
-            return writer
 
-    def closed(self, writer: CallWriter) -> None:
-        """Counts the calls that the writer of a dump has lost."""
-        with self._lock:
-            self._lost += writer.lost
+        def close() -> None:
+            if writer is not None:
+                writer.close()
+                with self._lock:
+                    self._lost += writer.lost
+
+        return close
 
     def sync(self, timeout_s: float | None = None) -> None:
         """As :meth:`CallWriter.sync`, of the dump that is being written."""

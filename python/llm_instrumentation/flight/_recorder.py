@@ -11,7 +11,7 @@ import signal as signals
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ from ..core.recording.plan import CapturePlan, RingLimits
 from ..core.recording.recorder import Recorder
 from ..core.scope import Scope, current_request, scoped
 from ..errors import InvalidArgumentError, InvalidStateError, StrapError
-from .dumps import Dump, DumpFolder, Trigger, next_folder, remove
+from ._dumps import Dump, DumpFolder, Trigger, next_folder, remove
 
 __all__ = ["FlightRecorder", "FlightStats", "flight_recorder"]
 
@@ -155,7 +155,7 @@ class FlightRecorder:
         self._step = -1  # the newest step that has ended
         self._last_dump = -math.inf
         self._held_back = 0
-        self._told_small = False
+        self._failed = False  # a dump could not be written
         self._finishing: threading.Thread | None = None
 
     # ---- begin and end --------------------------------------------------------
@@ -179,7 +179,7 @@ class FlightRecorder:
                 mine = undo.enter_context(scoped(self._scope))
                 plan = CapturePlan(
                     f"the flight recorder {self._path}", self._config, [self._model],
-                    mine=mine, ring=self._limits, watch=self,
+                    mine=mine, ring=self._limits, ended=self._ended,
                 )  # fmt: skip
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)
@@ -203,8 +203,13 @@ class FlightRecorder:
         with self._lock:
             self._recorder = None
         _running.discard(self)
-        recorder.end()
-        self._scoped.close()
+        try:
+            recorder.end()
+        except StrapError:
+            if not self._failed:  # otherwise the end of a dump has told of it
+                raise
+        finally:
+            self._scoped.close()
 
     def __enter__(self) -> FlightRecorder:
         return self.start()
@@ -261,7 +266,7 @@ class FlightRecorder:
 
     # ---- triggers -------------------------------------------------------------
 
-    def ended(self, step: int, output: Any, error: BaseException | None) -> None:
+    def _ended(self, step: int, output: Any, error: BaseException | None) -> None:
         """A step has ended; called by the hooks, in the model's thread."""
         if os.getpid() != self._pid:  # a fork captures nothing
             return
@@ -389,9 +394,7 @@ class FlightRecorder:
         )
         self._finishing.start()
 
-    def _finish(
-        self, folder: DumpFolder, capture_id: str, wait: Callable[[], None] | None
-    ) -> None:
+    def _finish(self, folder: DumpFolder, capture_id: str, wait: Callable[[], None] | None) -> None:
         """Waits until the tensors of a dump are in its files, and writes its other files."""
         try:
             if wait is not None:
@@ -401,9 +404,11 @@ class FlightRecorder:
         try:
             dump = folder.finish(capture_id)
         except (StrapError, OSError) as error:
+            self._failed = True
             warn(f"the dump {folder.path} is not whole: {error}")
             return
         if dump.problem:
+            self._failed = True
             warn(f"the dump {folder.path} is not whole: {dump.problem}")
         # Without the lock, because a thread that holds it may wait for this one.
         self.dumps.append(dump)
@@ -428,20 +433,35 @@ def _finish_dumps() -> None:
         recorder._at_exit()
 
 
-@contextlib.contextmanager
 def flight_recorder(
-    model: nn.Module, path: str | os.PathLike[str] = "flight", **options: Any
-) -> Iterator[FlightRecorder]:
-    """Records the last steps of a model inside the block::
+    model: nn.Module,
+    path: str | os.PathLike[str] = "flight",
+    *,
+    memory_gb: float = 2.0,
+    steps: int | None = None,
+    seconds: float | None = None,
+    config: InstrumentationConfig | None = None,
+    after: int = 2,
+    keep: int | None = 10,
+    pause_s: float = 60.0,
+    not_finite: bool = True,
+    condition: Condition | None = None,
+    signal: int | None = None,
+    scope: Scope = "process",
+) -> FlightRecorder:
+    """Records the last steps of a model inside a block::
 
         with flight_recorder(model, "crashes/llama", memory_gb=2.0) as recorder:
             train(model)
 
-    An exception that leaves the block is a trigger, too, and is passed on. The arguments are those
-    of :class:`FlightRecorder`.
+    An exception that leaves the block is a trigger, too, and is passed on. The arguments, and what
+    they raise, are those of :class:`FlightRecorder`.
     """
-    with FlightRecorder(model, path, **options) as recorder:
-        yield recorder
+    return FlightRecorder(
+        model, path, memory_gb=memory_gb, steps=steps, seconds=seconds, config=config,
+        after=after, keep=keep, pause_s=pause_s, not_finite=not_finite, condition=condition,
+        signal=signal, scope=scope,
+    )  # fmt: skip
 
 
 def _shortened(text: str) -> str:
