@@ -189,6 +189,12 @@ typedef struct strap_open_options {
                                 strap_capture_id; NULL: any. If the index has another id, the
                                 answer is CORRUPT and all files stay unchanged. A lost or
                                 unreadable index is begun anew with this id. With CREATE: NULL */
+  int32_t ring;              /* 0: capture to a stream. 1: keep the last steps in the staging memory
+                                until strap_dump writes them. No file is opened, and PATH is for
+                                messages alone. The mode is CREATE */
+  int32_t ring_steps;        /* the most steps of the ring; 0: as many as the memory holds */
+  double ring_seconds;       /* steps that began so long before the newest one give way; 0: none
+                                does for its age */
 } strap_open_options;
 
 /* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
@@ -227,6 +233,49 @@ strap_status strap_open(const char *path, const strap_open_options *options,
  */
 strap_status strap_roll(strap_session session, const char *path, int32_t overwrite,
                         int32_t timeout_ms, strap_error *error);
+
+/*
+ * Writes what the ring of a session keeps to a new stream at PATH, with its index at PATH.index, and
+ * then all tensors to come until strap_dump_end. Between two dumps the ring keeps the last steps: when
+ * a tensor finds no room, the oldest step gives way as a whole, and later tensors of that step are left
+ * out. So does the oldest step beyond ring_steps and ring_seconds. A step for which the whole memory is too small loses tensors as with STRAP_ON_FULL_DROP. Tensors
+ * with step -1 belong to the step before them. A step that was dumped is no longer in the ring.
+ *
+ * strap_dump does not wait for the disk: strap_checkpoint after strap_dump_end waits until the files are
+ * durable and closed. During a dump strap_enqueue may wait for room as in any session.
+ *
+ * Errors: those of strap_roll; INVALID_STATE (the session has no ring, or a dump has not ended).
+ */
+strap_status strap_dump(strap_session session, const char *path, int32_t overwrite,
+                        int32_t timeout_ms, strap_error *error);
+
+/* Ends the dump behind all tensors that were enqueued or offered before. The ring keeps the next
+ * tensors. Errors: INVALID_STATE (no dump is being written); TIMEOUT as in strap_roll. */
+strap_status strap_dump_end(strap_session session, int32_t timeout_ms, strap_error *error);
+
+/* A tensor with a value that is infinite or NaN. */
+typedef struct strap_alarm_t {
+  uint32_t struct_size;
+  uint32_t layer;   /* as in strap_tensor, like the next fields */
+  uint32_t request;
+  uint32_t call;
+  int64_t step;
+  int64_t token;
+  int64_t element;  /* the number of the first such element, row-major */
+  double value;     /* of that element; NaN for types that have no other such value */
+  int64_t time_ns;  /* CLOCK_MONOTONIC when the tensor was enqueued or offered */
+  uint64_t thread;  /* the system's id of the thread that did so */
+} strap_alarm_t;
+
+/*
+ * Fills *alarm with the first tensor since the last strap_alarm that has a value that is not finite, of a
+ * session with a ring. STRAP_END: there is none. The values are those of the tensor, not of the float16
+ * that is stored. Of tensors that threads enqueue at once any may be the first.
+ *
+ * Errors: INVALID_STATE (the session has no ring); TIMEOUT as in strap_roll.
+ */
+strap_status strap_alarm(strap_session session, strap_alarm_t *alarm, int32_t timeout_ms,
+                         strap_error *error);
 
 /*
  * Copies the id of the capture into ID, which has SIZE bytes, and ends it with a zero. No other
@@ -402,6 +451,13 @@ typedef struct strap_stats_t {
                                exceeds error_bound, or without a bound loses more than 0.01 of a
                                packet's squared values. With a bound float32 is stored too. Tensors
                                that count as overflowed do not count here */
+  uint64_t ring_steps;      /* steps in the ring now */
+  uint64_t ring_packets;    /* packets in the ring now */
+  uint64_t ring_bytes;      /* staging memory that they hold */
+  uint64_t ring_gone_steps; /* steps that gave way to newer ones */
+  uint64_t ring_gone_packets; /* packets of those, and tensors that came after their step had gone */
+  int64_t ring_oldest_step; /* of the ring; -1: it is empty, or the step's number is unknown */
+  int64_t ring_oldest_ns;   /* CLOCK_MONOTONIC of the oldest tensor in the ring; 0: it is empty */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */

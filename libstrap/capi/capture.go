@@ -68,6 +68,8 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		return none, status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", o.overwrite)
 	case o.workers_yield != 0 && o.workers_yield != 1:
 		return none, status.New(status.InvalidArgument, "workers_yield = %d: give 0 or 1", o.workers_yield)
+	case o.ring != 0 && o.ring != 1:
+		return none, status.New(status.InvalidArgument, "ring = %d: give 0 or 1", o.ring)
 	case o.keep_float32 != 0 && o.keep_float32 != 1:
 		return none, status.New(status.InvalidArgument, "keep_float32 = %d: give 0 or 1", o.keep_float32)
 	}
@@ -98,6 +100,9 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Team:        team.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 		CaptureID:   id,
+		Ring:        o.ring == 1,
+		RingSteps:   int(o.ring_steps),
+		RingSeconds: float64(o.ring_seconds),
 		Files:       files{},
 	}, nil
 }
@@ -111,6 +116,43 @@ func strapgoRoll(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t
 		_, err := s.Roll(C.GoString(path), overwrite == 1, timeout(timeoutMS))
 		return err
 	})
+}
+
+//export strapgoDump
+func strapgoDump(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *session.Session) error {
+		if overwrite != 0 && overwrite != 1 {
+			return status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", overwrite)
+		}
+		_, err := s.BeginDump(C.GoString(path), overwrite == 1, timeout(timeoutMS))
+		return err
+	})
+}
+
+//export strapgoDumpEnd
+func strapgoDumpEnd(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *session.Session) error { return s.EndDump(timeout(timeoutMS)) })
+}
+
+//export strapgoAlarm
+func strapgoAlarm(h C.strap_session, out *C.strap_alarm_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	rang := false
+	code := onSession(h, e, func(s *session.Session) error {
+		var first session.Alarm
+		var err error
+		if first, rang, err = s.Alarm(timeout(timeoutMS)); !rang {
+			return err
+		}
+		out.layer, out.request, out.call = C.uint32_t(first.Layer), C.uint32_t(first.Request), C.uint32_t(first.Call)
+		out.step, out.token = C.int64_t(first.Step), C.int64_t(first.Token)
+		out.element, out.value = C.int64_t(first.Element), C.double(first.Value)
+		out.time_ns, out.thread = C.int64_t(first.TimeNS), C.uint64_t(first.Thread)
+		return nil
+	})
+	if code == C.STRAP_OK && !rang {
+		return C.STRAP_END
+	}
+	return code
 }
 
 //export strapgoCaptureID
@@ -296,6 +338,10 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.writer_thread = C.int32_t(st.WriterThread)
 		out.yield_ns, out.repeated = C.uint64_t(st.YieldNS), C.uint64_t(st.Repeated)
 		out.underflowed = C.uint64_t(st.Underflowed)
+		out.ring_steps, out.ring_packets = C.uint64_t(st.Ring.Steps), C.uint64_t(st.Ring.Packets)
+		out.ring_bytes = C.uint64_t(st.Ring.Bytes)
+		out.ring_gone_steps, out.ring_gone_packets = C.uint64_t(st.Ring.GoneSteps), C.uint64_t(st.Ring.GonePackets)
+		out.ring_oldest_step, out.ring_oldest_ns = C.int64_t(st.Ring.OldestStep), C.int64_t(st.Ring.OldestTimeNS)
 		return nil
 	})
 }

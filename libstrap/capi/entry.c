@@ -208,6 +208,30 @@ strap_status strap_roll(strap_session session, const char *path, int32_t overwri
   return strapgoRoll(session, (char *)path, overwrite, timeout_ms, error);
 }
 
+strap_status strap_dump(strap_session session, const char *path, int32_t overwrite,
+                        int32_t timeout_ms, strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  return strapgoDump(session, (char *)path, overwrite, timeout_ms, error);
+}
+
+strap_status strap_dump_end(strap_session session, int32_t timeout_ms, strap_error *error) {
+  ENTER(error);
+  return strapgoDumpEnd(session, timeout_ms, error);
+}
+
+strap_status strap_alarm(strap_session session, strap_alarm_t *alarm, int32_t timeout_ms,
+                         strap_error *error) {
+  ENTER(error);
+  NEED(alarm, error);
+  strap_status status = clear(alarm, "strap_alarm_t", error);
+  if (status != STRAP_OK) return status;
+  strap_alarm_t own = {0};
+  status = strapgoAlarm(session, &own, timeout_ms, error);
+  if (status == STRAP_OK) give(alarm, &own, sizeof own);
+  return status;
+}
+
 strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error) {
   ENTER(error);
   NEED(id, error);

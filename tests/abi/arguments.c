@@ -55,6 +55,10 @@ static void open_refuses(const char *path) {
   BAD(error_bound, NAN);
   BAD(workers_yield, 2);
   BAD(overwrite, 2);
+  BAD(ring, 2);
+  BAD(ring, -1);
+  BAD(ring_steps, 1); /* without a ring */
+  BAD(ring_seconds, 1);
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* a new capture draws its id itself */
   good.mode = STRAP_MODE_RESUME;
@@ -231,6 +235,15 @@ static void enqueue_refuses(strap_session session) {
   REFUSED(INVALID, strap_note(session, layer + 1000, 0, 0, 0, "why", report));
   REFUSED(INVALID, strap_roll(session, NULL, 0, -1, report));
   REFUSED(INVALID, strap_roll(session, "next.stream", 2, -1, report));
+  REFUSED(INVALID, strap_dump(session, NULL, 0, -1, report));
+  REFUSED(INVALID, strap_dump(session, "next.stream", 2, -1, report));
+  REFUSED(STRAP_ERR_INVALID_STATE, strap_dump(session, "next.stream", 0, -1, report)); /* no ring */
+  REFUSED(STRAP_ERR_INVALID_STATE, strap_dump_end(session, -1, report));
+  REFUSED(INVALID, strap_alarm(session, NULL, -1, report));
+  strap_alarm_t alarm = {.struct_size = 0};
+  REFUSED(INVALID, strap_alarm(session, &alarm, -1, report));
+  alarm.struct_size = sizeof alarm;
+  REFUSED(STRAP_ERR_INVALID_STATE, strap_alarm(session, &alarm, -1, report));
   REFUSED(INVALID, strap_stats(session, NULL, report));
   strap_stats_t s = {.struct_size = 0};
   REFUSED(INVALID, strap_stats(session, &s, report));
@@ -350,6 +363,10 @@ static void handles(const char *path) {
     REFUSED(STRAP_ERR_INVALID_STATE, strap_flush(h, 0, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_checkpoint(h, 0, &lost, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_roll(h, "next.stream", 0, -1, report));
+    strap_alarm_t alarm = {.struct_size = sizeof alarm};
+    REFUSED(STRAP_ERR_INVALID_STATE, strap_dump(h, "next.stream", 0, -1, report));
+    REFUSED(STRAP_ERR_INVALID_STATE, strap_dump_end(h, -1, report));
+    REFUSED(STRAP_ERR_INVALID_STATE, strap_alarm(h, &alarm, -1, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_stats(h, &stats, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_close(h, 0, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_discard(h, &lost, report));

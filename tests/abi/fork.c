@@ -38,6 +38,10 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_flush(session, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_checkpoint(session, -1, &number, &error));
   EXPECT(STRAP_ERR_FORKED, strap_roll(session, "next.stream", 0, -1, &error));
+  strap_alarm_t alarm = {.struct_size = sizeof alarm};
+  EXPECT(STRAP_ERR_FORKED, strap_dump(session, "next.stream", 0, -1, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_dump_end(session, -1, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_alarm(session, &alarm, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_stats(session, &stats, &error));
   EXPECT(STRAP_ERR_FORKED, strap_close(session, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_discard(session, &number, &error));

@@ -123,6 +123,7 @@ def compiled(
         "probes.c",
         "resume.c",
         "identity.c",
+        "ring.c",
         "segments.c",
         "others.c",
         "closing.c",

@@ -50,7 +50,7 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 		return q.proceed(&k.emission, &c)
 	}
 	var e emission
-	if err := q.begin(&e, t); err != nil {
+	if err := q.begin(&e, t); err != nil || q.staging.ring != nil && q.staging.ring.late(t.Step) {
 		return err
 	}
 	if t.Cursor != 0 {
@@ -91,6 +91,9 @@ func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
 // error ends the tensor behind its first packet, the index has a note that the rest is missing.
 func (q *enqueuer) proceed(e *emission, c *call) error {
 	t, err := e.tensor, q.emit(e, c)
+	if errors.Is(err, errGaveWay) {
+		err = nil // the ring has counted it
+	}
 	if errors.Is(err, status.Timeout) {
 		place := q.staging.line.Keep(&c.turn, c.need)
 		if !e.begun {
@@ -202,8 +205,8 @@ func (q *enqueuer) cut(e *emission) bool {
 // emitPart hands over the current packet, on from where it stopped. This is where the lane is chosen:
 //
 //   - streamed, if the packet is larger than a region should be, a quarter of the arena. With
-//     DropOnFull no packet is streamed, because pieces wait: such a packet gets a region of up to the
-//     whole arena, or is dropped.
+//     DropOnFull no packet is streamed, because pieces wait, and with a ring none, because pieces
+//     cannot be kept: such a packet gets a region of up to the whole arena, or is dropped.
 //   - inline, if making it takes no time and nothing waits before it. That saves a copy, and no
 //     thread has to be woken.
 //   - staged otherwise: compressing takes time that the caller should not spend.
@@ -212,24 +215,27 @@ func (q *enqueuer) emitPart(e *emission, c *call) error {
 	switch {
 	case e.feed != nil:
 		return q.streamed.rest(e, c)
-	case room > int64(q.staging.arena.MaxRegion()) && !q.opts.DropOnFull:
+	case room > int64(q.staging.arena.MaxRegion()) && !q.keepsWhole():
 		return q.streamed.emit(e, c)
 	case q.needsNoTime(e) && q.inline.emit(e):
 		return nil
-	case room > q.staging.arena.Limit() && q.opts.DropOnFull:
+	case room > q.staging.arena.Limit() && q.keepsWhole():
 		return fmt.Errorf("%w for a packet of %d bytes: it has %d", ErrDropped, room, q.staging.arena.Limit())
 	default:
 		return q.staged.emit(e, c)
 	}
 }
 
+// keepsWhole reports whether a packet gets a region of its own, however large it is.
+func (q *enqueuer) keepsWhole() bool { return q.opts.DropOnFull || q.opts.Ring }
+
 // needsNoTime reports whether the current packet is made without compressing: it has no codec, or it is
 // one LZ4 block of a layer whose last packet LZ4 did not shrink. With BurstBytes it returns false,
-// because a burst is written after the host has finished.
+// because a burst is written after the host has finished, and with a ring, whose packets wait.
 func (q *enqueuer) needsNoTime(e *emission) bool {
 	p := &e.part
 	raw := p.kind == codec.None || q.opts.findsRaw && e.layer.raw.Load() > 0
-	return raw && p.count > 0 && q.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
+	return raw && p.count > 0 && q.opts.BurstBytes == 0 && !q.opts.Ring && codec.Surrounds(p.kind, int(p.size))
 }
 
 // drop leaves out the rest of a tensor, from the current packet on. It counts the elements, notes why

@@ -38,7 +38,12 @@ type entry struct {
 	is    entryKind
 	row   wire.Row
 	shape []int64  // backs row.Shape
-	next  *segment // of a rollEntry
+	next  *segment // of a rollEntry; nil: the entries behind it wait in the ring
+
+	// Of an entry in the ring.
+	kept     *keptStep // nil: it is not there, or no longer
+	number   uint64    // by when it came
+	isCopied bool      // its elements are in the region
 
 	// Of a packet.
 	layer     *layer
@@ -53,6 +58,14 @@ type entry struct {
 	came      time.Time    // when it came to the backlog
 	feed      *feed        // of a streamEntry
 	converted codec.Stats  // the loss of its values by conversion to float16 and by rounding
+}
+
+// keptStep is a step of the ring.
+type keptStep struct {
+	step    int64
+	entries []*entry
+	copying int   // entries whose elements are being copied
+	bytes   int64 // of the regions
 }
 
 // payload returns the memory of the payload, with the room that is left behind it.

@@ -23,7 +23,9 @@ var layers = []string{
 	"maker.go files.go",
 	"sink.go",
 	"staging.go pending.go notes.go",
-	"copy.go", // copies elements, and measures what they lose
+	"ring.go",  // keeps the last steps, for dumps
+	"alarm.go", // finds values that are not finite
+	"copy.go",  // copies elements, and measures what they lose
 	"emission.go",
 	"backlog.go order.go progress.go archive.go",
 	"entry.go encoders.go",

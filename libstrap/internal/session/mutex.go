@@ -10,6 +10,7 @@ type (
 	sinkRank     struct{}
 	intakeRank   struct{}
 	pendingRank  struct{}
+	ringRank     struct{}
 	leafRank     struct{}
 )
 
@@ -17,4 +18,5 @@ func (emissionRank) rank() int { return 0 }
 func (sinkRank) rank() int     { return 1 }
 func (intakeRank) rank() int   { return 2 }
 func (pendingRank) rank() int  { return 3 }
-func (leafRank) rank() int     { return 4 }
+func (ringRank) rank() int     { return 4 }
+func (leafRank) rank() int     { return 5 }

@@ -2,7 +2,10 @@
 
 package session
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
 
 const (
 	// maxNotes bounds the notes that wait for the writer, which no region bounds. Further notes are
@@ -18,6 +21,7 @@ const (
 type notes struct {
 	entries  *entries
 	order    *order
+	ring     *ring // nil: notes go to the order at once
 	counters *counters
 }
 
@@ -46,9 +50,16 @@ func (n *notes) push(it *entry) error {
 	if it == nil {
 		return nil
 	}
-	err := n.order.Push(it)
+	push := n.order.Push
+	if n.ring != nil {
+		push = n.ring.push
+	}
+	err := push(it)
 	if err != nil {
 		n.counters.queuedNotes.Add(-1)
+	}
+	if errors.Is(err, errGaveWay) { // with its step
+		return nil
 	}
 	return err
 }

@@ -67,6 +67,12 @@ type Options struct {
 	// host is to learn at once that a tensor was left out.
 	Intake IntakeBuffer
 
+	// Ring keeps the last steps in the staging memory. Files are written by dumps alone.
+	Ring bool
+	// RingSteps and RingSeconds bound the steps of the ring, and their age; 0: they do not.
+	RingSteps   int
+	RingSeconds float64
+
 	Files stream.Files // nil: those of the system
 
 	split int64 // for tests; 0: splitBytes
@@ -121,6 +127,13 @@ func (o *Options) validate(path string) error {
 	if o.Codec == codec.Archive && o.ErrorBound > codec.ArchiveMaxBound {
 		return status.New(status.InvalidArgument,
 			"error_bound = %g: an archive takes 0 to %g", o.ErrorBound, codec.ArchiveMaxBound)
+	}
+	if o.RingSteps < 0 || !(o.RingSeconds >= 0) || !o.Ring && (o.RingSteps != 0 || o.RingSeconds != 0) {
+		return status.New(status.InvalidArgument,
+			"ring_steps = %d, ring_seconds = %g: give at least 0, and with a ring only", o.RingSteps, o.RingSeconds)
+	}
+	if o.Ring && o.Resume {
+		return status.New(status.InvalidArgument, "mode: a ring has no stream to resume")
 	}
 	if o.CaptureID != "" && !o.Resume {
 		return status.New(status.InvalidArgument,

@@ -59,7 +59,9 @@ func (o *order) Claim(it *entry) bool {
 func (o *order) number(it *entry) {
 	o.added++
 	if it.is == rollEntry {
-		o.id, o.sequence = it.next.index.CaptureID(), 0
+		if o.id, o.sequence = "", 0; it.next != nil {
+			o.id = it.next.index.CaptureID()
+		}
 		return
 	}
 	it.row.Sequence = o.sequence

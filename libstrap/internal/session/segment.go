@@ -21,6 +21,9 @@ type segment struct {
 	index  *index.Writer
 }
 
+// hasFiles reports whether it is a segment. The sink of a ring has none between two dumps.
+func (s *segment) hasFiles() bool { return s.stream != nil }
+
 // displaced returns an error if the stream is no longer at its path. The index follows the stream
 // to its new place, unless another file stands there.
 func (s *segment) displaced() error {
@@ -54,5 +57,8 @@ func (s *segment) seal() error {
 
 // discard removes the files of a segment without packets.
 func (s *segment) discard() error {
+	if !s.hasFiles() {
+		return nil
+	}
 	return errors.Join(s.index.Close(), s.stream.Close(), os.Remove(index.PathOf(s.home)), os.Remove(s.home))
 }

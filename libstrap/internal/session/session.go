@@ -52,6 +52,8 @@ type Session struct {
 	arena    *arena.Arena
 	names    *names
 	order    *order
+	ring     *ring  // nil unless Options.Ring
+	alarm    *alarm // likewise
 	progress *progress
 	jobs     *backlog
 	counters *counters
@@ -94,14 +96,19 @@ func Open(path string, o Options) (*Session, error) {
 			count.writerThread.Store(int32(threadID()))
 		},
 	}
-	files, err := openFiles(path, &o, with)
+	var files files
+	if !o.Ring {
+		files, err = openFiles(path, &o, with)
+	}
 	if err != nil {
 		mem.Close()
 		return nil, err
 	}
 	s := assemble(path, o, mem, count, files, encoders[o.Workers])
 	s.files, s.busy = with, with.Busy
-	s.counters.fileBytes.Store(uint64(files.stream.Offset()))
+	if !o.Ring {
+		s.counters.fileBytes.Store(uint64(files.stream.Offset()))
+	}
 	// A thread of the host that calls in must find a free P although workers, writer and disk hold
 	// one each: they run at low priority, and Go does not know that. As many threads of the host
 	// help as there are workers.
@@ -126,11 +133,18 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
 	s.jobs.more = func() bool { return in.waiting() > 0 }
-	s.order = newOrder(s.life, f.index.CaptureID(), f.sequence)
+	id := ""
+	if !o.Ring {
+		id = f.index.CaptureID()
+	}
+	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
+	if o.Ring {
+		s.ring, s.alarm = newRing(&s.opts, s.life, mem, s.order, s.jobs, made, count), &alarm{}
+	}
 	s.staging = &staging{
-		arena: mem, line: newLine(), jobs: s.jobs, order: s.order, life: s.life, counters: count,
-		drops: o.DropOnFull,
+		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,
+		counters: count, drops: o.DropOnFull,
 	}
 	s.sink = &sink{
 		life: s.life, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
@@ -141,9 +155,9 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	}
 	s.writer = &writer{
 		helped: o.helped(), life: s.life, intake: in, arena: mem, order: s.order,
-		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames,
+		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames, ring: s.ring,
 	}
-	s.notes = &notes{entries: made, order: s.order, counters: count}
+	s.notes = &notes{entries: made, order: s.order, ring: s.ring, counters: count}
 	s.enqueuer = &enqueuer{
 		opts: &s.opts, names: s.names, life: s.life, counters: count, staging: s.staging,
 		pending: newPending(), notes: s.notes,
@@ -152,8 +166,8 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 			counters: count, sink: s.sink,
 		},
 		staged: &staged{
-			opts: &s.opts, entries: made, staging: s.staging, maker: s.maker, jobs: s.jobs,
-			order: s.order, life: s.life, counters: count, sink: s.sink,
+			opts: &s.opts, entries: made, staging: s.staging, alarm: s.alarm, maker: s.maker,
+			jobs: s.jobs, order: s.order, life: s.life, counters: count, sink: s.sink,
 		},
 		streamed: &streamed{entries: made, staging: s.staging},
 	}
@@ -182,6 +196,9 @@ func (s *Session) Roll(path string, overwrite bool, timeout time.Duration) (capt
 	if err := o.validate(path); err != nil {
 		return "", err
 	}
+	if s.ring != nil {
+		return "", status.New(status.InvalidState, "a session with a ring has no stream to go on from: dump it")
+	}
 	next, err := openFiles(path, &o, s.files)
 	if err != nil {
 		return "", err
@@ -190,6 +207,65 @@ func (s *Session) Roll(path string, overwrite bool, timeout time.Duration) (capt
 		return "", errors.Join(err, next.discard())
 	}
 	return next.index.CaptureID(), nil
+}
+
+// BeginDump writes what the ring holds, and then all that is enqueued until EndDump, to a new stream at
+// path with an index of its own. It returns the id of the stream. Steps that were dumped are no longer in
+// the ring. BeginDump does not wait for the disk; Flush and Checkpoint do, as after Roll. Errors: those of
+// Roll; InvalidState without a ring and during another dump.
+func (s *Session) BeginDump(path string, overwrite bool, timeout time.Duration) (captureID string, err error) {
+	o, err := s.forDump(timeout)
+	if err != nil {
+		return "", err
+	}
+	o.Overwrite = overwrite
+	if err := o.validate(path); err != nil {
+		return "", err
+	}
+	next, err := openFiles(path, &o, s.files)
+	if err != nil {
+		return "", err
+	}
+	if err := s.ring.beginDump(&next.segment); err != nil {
+		return "", errors.Join(err, next.discard())
+	}
+	return next.index.CaptureID(), nil
+}
+
+// EndDump ends the dump behind what was enqueued so far. Checkpoint then waits until the files of the dump
+// are durable and closed. Errors: InvalidState if no dump is being written.
+func (s *Session) EndDump(timeout time.Duration) error {
+	if _, err := s.forDump(timeout); err != nil {
+		return err
+	}
+	return s.ring.endDump()
+}
+
+// Alarm returns the first tensor since the last Alarm that has a value that is not finite. Of tensors that
+// threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
+// no more calls; Timeout if small tensors wait for memory.
+func (s *Session) Alarm(timeout time.Duration) (first Alarm, rang bool, err error) {
+	if _, err := s.forDump(timeout); err != nil {
+		return Alarm{}, false, err
+	}
+	first, rang = s.alarm.take()
+	return first, rang, nil
+}
+
+// forDump brings the tensors of the intake into the ring, and returns the options of the files of a dump.
+func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
+	if s.ring == nil {
+		return o, status.New(status.InvalidState, "%q is captured to a stream: only a session with a ring dumps", s.life.path)
+	}
+	if _, err := s.intake.drain(timeout); err != nil {
+		return o, err
+	}
+	if err := s.life.refused(); err != nil {
+		return o, err
+	}
+	o = s.opts
+	o.Ring = false
+	return o, nil
 }
 
 // Layer registers a source of tensors and returns its id. The same three names give the same id. It
@@ -347,6 +423,7 @@ type Stats struct {
 	WriteNS                                   uint64
 	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
+	Ring                                      RingStats
 	Failure                                   error
 }
 
@@ -366,6 +443,9 @@ func (s *Session) Stats() Stats {
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.busy.Total()), WriterThread: int(c.writerThread.Load()),
 		Convert: c.lossSoFar(),
+	}
+	if s.ring != nil {
+		st.Ring = s.ring.stats()
 	}
 	small, bytes := s.intake.taken()
 	st.Tensors, st.RawBytes = st.Tensors+small, st.RawBytes+bytes

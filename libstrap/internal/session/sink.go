@@ -164,30 +164,47 @@ func (k *sink) serve() {
 			}
 		}
 		if stage == durable {
-			if err := k.sealed(); err != nil {
-				return err
-			}
-			if err := k.stream.Sync(); err != nil {
-				return err
-			}
-			if err := k.index.Sync(); err != nil {
+			if err := k.sync(); err != nil {
 				return err
 			}
 		}
 		k.measure() // a call that waited may look at the statistics next
-		k.progress.Reach(stage, at, k.stream.Written())
+		k.progress.Reach(stage, at, k.written())
 		return nil
 	})
 }
 
+// sync makes the files durable.
+func (k *sink) sync() error {
+	if err := k.sealed(); err != nil || !k.hasFiles() {
+		return err
+	}
+	if err := k.stream.Sync(); err != nil {
+		return err
+	}
+	return k.index.Sync()
+}
+
+// written returns the length of the stream that is in the file.
+func (k *sink) written() int64 {
+	if !k.hasFiles() {
+		return 0
+	}
+	return k.stream.Written()
+}
+
 // roll lets the packets to come go to the next segment, and seals the one so far in a goroutine, which
-// sealed waits for. The next stream takes over the memory of the one before.
+// sealed waits for. The next stream takes over the memory of the one before. next may be nil: the dump of
+// a ring has ended.
 func (k *sink) roll(next *segment) error {
+	if next == nil {
+		next = &segment{}
+	}
 	if k.life.halted() {
 		return next.discard()
 	}
 	err := k.publish()
-	if err == nil {
+	if err == nil && k.hasFiles() {
 		err = k.stream.Flush() // also where publish found nothing to do
 	}
 	if err == nil {
@@ -197,8 +214,13 @@ func (k *sink) roll(next *segment) error {
 		return errors.Join(err, next.discard())
 	}
 	before := k.segment
-	next.stream.TakeMemory(before.stream)
+	if before.hasFiles() && next.hasFiles() {
+		next.stream.TakeMemory(before.stream)
+	}
 	k.segment, k.due, k.indexed, k.indexedAt = *next, 0, time.Now(), 0
+	if !before.hasFiles() {
+		return nil
+	}
 	k.sealing = make(chan error, 1)
 	go func(sealing chan<- error) {
 		err := k.life.Guard(before.seal)
@@ -227,7 +249,11 @@ func (k *sink) attempt(step func() error) {
 	k.measure()
 }
 
-func (k *sink) measure() { k.counters.fileBytes.Store(uint64(k.stream.Written())) }
+func (k *sink) measure() {
+	if k.hasFiles() {
+		k.counters.fileBytes.Store(uint64(k.stream.Written()))
+	}
+}
 
 // append appends a packet that is made to the stream, and frees its region.
 func (k *sink) append(it *entry) error {
@@ -295,7 +321,7 @@ func (k *sink) publishWhenDue() error {
 // the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that
 // is due. After a failure or a discard it only collects rows.
 func (k *sink) tick() error {
-	if k.life.halted() {
+	if k.life.halted() || !k.hasFiles() {
 		return k.collect()
 	}
 	due := k.due
@@ -332,7 +358,7 @@ func (k *sink) finishRows(failed error) error {
 
 // collect gives the index the rows of the packets that are in the file.
 func (k *sink) collect() (err error) {
-	written, n := k.stream.Written(), 0
+	written, n := k.written(), 0
 	for _, it := range k.unpublished {
 		if it.row.Offset >= 0 && it.row.Offset+int64(it.row.Length) > written {
 			break

@@ -18,6 +18,7 @@ type staged struct {
 	opts     *Options
 	entries  *entries
 	staging  *staging
+	alarm    *alarm // nil: values are not inspected
 	maker    *maker
 	jobs     *backlog
 	order    *order
@@ -50,9 +51,12 @@ func (l *staged) emit(e *emission, c *call) error {
 func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
-	defer func() { answer = l.jobs.Push(it) }()
+	defer func() { answer = l.staging.copied(it) }()
 	e.copy(it.elements(), e.part.start, e.part.count, nil)
 	it.setLoss(e.measure())
+	if l.alarm != nil {
+		l.alarm.inspect(e, it.elements())
+	}
 	if it.kind == codec.Archive {
 		it.keepWhole()
 	}

@@ -17,6 +17,7 @@ var ErrDropped = errors.New("dropped: the staging memory has no room")
 type staging struct {
 	arena    *arena.Arena
 	line     *line
+	ring     *ring // nil: packets go to the order at once
 	jobs     *backlog
 	order    *order
 	life     *lifecycle
@@ -50,14 +51,32 @@ func (st *staging) takeRoom(c *call, n int) (region arena.Region, err error) {
 // push adds a packet to the order and lets the next call lead the line. The call has taken the
 // packet's region; after an error push has freed it.
 func (st *staging) push(c *call, it *entry) error {
-	st.counters.queuedPackets.Add(1)
-	if err := st.order.Push(it); err != nil {
-		st.counters.queuedPackets.Add(^uint64(0))
+	if err := st.number(it); err != nil {
 		st.arena.Free(it.region)
 		return err
 	}
 	st.line.Leave(&c.turn)
 	return nil
+}
+
+func (st *staging) number(it *entry) error {
+	if st.ring != nil {
+		return st.ring.push(it)
+	}
+	st.counters.queuedPackets.Add(1)
+	err := st.order.Push(it)
+	if err != nil {
+		st.counters.queuedPackets.Add(^uint64(0))
+	}
+	return err
+}
+
+// copied adds a packet whose elements are in its region to the backlog, unless the ring keeps it.
+func (st *staging) copied(it *entry) pushed {
+	if st.ring != nil {
+		return st.ring.copied(it)
+	}
+	return st.jobs.Push(it)
 }
 
 // lead waits until the call is the leader of the line. With drops the limit of the call does not
@@ -118,7 +137,7 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			reserved, left = st.line.Reserved(&c.turn)
 			back = c.place.back
 		}
-		region, ok, err := st.arena.TryAlloc(n, reserved)
+		region, ok, err := st.alloc(n, reserved)
 		if ok || err != nil {
 			return region, err
 		}
@@ -131,13 +150,17 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			defer st.jobs.Hurry()()
 			st.order.Wake() // for packets that helpers left in the order while the stream had no room
 		}
-		var lapsed <-chan time.Time
+		var lapsed, soon <-chan time.Time
+		if st.ring != nil { // a step may be able to give way then
+			soon = time.After(briefly)
+		}
 		if reserved > 0 {
 			lapsed = time.After(left)
 		}
 		select {
 		case <-st.arena.Freed():
 		case <-lapsed:
+		case <-soon:
 		case <-back:
 			st.line.StepBack(&c.turn)
 			return region, errBehind
@@ -147,6 +170,24 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			return region, st.refused(c)
 		case <-c.Done():
 			return region, st.timedOut()
+		}
+	}
+}
+
+// alloc takes n bytes if they are free. Steps of the ring give way for them; if none can, and no bytes
+// become free otherwise, alloc returns ErrDropped.
+func (st *staging) alloc(n, reserved int) (region arena.Region, ok bool, err error) {
+	for {
+		region, ok, err = st.arena.TryAlloc(n, reserved)
+		if ok || err != nil || st.ring == nil {
+			return region, ok, err
+		}
+		gave, busy := st.ring.giveWay()
+		if !gave && !busy {
+			return region, false, ErrDropped
+		}
+		if !gave {
+			return region, false, nil
 		}
 	}
 }

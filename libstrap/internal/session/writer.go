@@ -30,6 +30,7 @@ type writer struct {
 	maker    *maker
 	counters *counters
 	sink     *sink
+	ring     *ring // nil: the session has none
 
 	// The holder of sink.mu alone uses these, but the writer waits for the tick without it.
 	frames *encoders // for streamed packets
@@ -96,6 +97,22 @@ func (w *writer) tickIntake() { _ = w.life.Guard(w.intake.tick) }
 // whether it did.
 func (w *writer) end() bool {
 	return (w.intake.empty() || w.life.halted()) && w.order.End()
+}
+
+// closeFiles closes the files of the last segment.
+func (w *writer) closeFiles() {
+	k := w.sink
+	displaced := k.displaced()
+	k.attempt(func() error {
+		err := k.index.Close()
+		if w.life.halted() {
+			// The capture already failed: a second failure adds nothing.
+			return nil
+		}
+		return err
+	})
+	k.attempt(k.stream.Close)
+	k.attempt(func() error { return displaced })
 }
 
 // handle brings an entry to the sink.
@@ -197,6 +214,9 @@ func (w *writer) writePieces(it *entry) error {
 func (w *writer) finish() {
 	k, l := w.sink, w.life
 	w.progress.End()
+	if w.ring != nil {
+		w.ring.close()
+	}
 	if l.halted() {
 		k.attempt(func() error { return k.finishRows(nil) })
 	} else {
@@ -204,17 +224,9 @@ func (w *writer) finish() {
 	}
 	w.maker.stop()
 	k.attempt(k.sealed)
-	displaced := k.displaced()
-	k.attempt(func() error {
-		err := k.index.Close()
-		if l.halted() {
-			// The capture already failed: a second failure adds nothing.
-			return nil
-		}
-		return err
-	})
-	k.attempt(k.stream.Close)
-	k.attempt(func() error { return displaced })
+	if k.hasFiles() {
+		w.closeFiles()
+	}
 	w.arena.Close()
 	w.counters.lost.Add(w.intake.close())
 	select {

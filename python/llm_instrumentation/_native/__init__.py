@@ -9,12 +9,13 @@ from .operators import BLOCK_ROWS, NativeForm, Operators
 from .payload import decode, encode
 from .reader import Reader, ReaderInfo, capture_id_of
 from .rows import exchange_rows
-from .session import Conversion, Layout, Session, SessionStats
+from .session import Alarm, Conversion, Layout, Session, SessionStats
 
 __all__ = [
     "BLOCK_ROWS",
     "DTYPE_CODES",
     "DTYPE_SIZES",
+    "Alarm",
     "Conversion",
     "ForwardHooks",
     "Layout",

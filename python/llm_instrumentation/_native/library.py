@@ -83,6 +83,9 @@ class OpenOptions(ctypes.Structure):
         ("burst_bytes", ctypes.c_uint64),
         ("team", ctypes.c_void_p),
         ("capture_id", ctypes.c_char_p),
+        ("ring", ctypes.c_int32),
+        ("ring_steps", ctypes.c_int32),
+        ("ring_seconds", ctypes.c_double),
     ]
 
 
@@ -116,6 +119,28 @@ class Stats(ctypes.Structure):
         ("yield_ns", ctypes.c_uint64),
         ("repeated", ctypes.c_uint64),
         ("underflowed", ctypes.c_uint64),
+        ("ring_steps", ctypes.c_uint64),
+        ("ring_packets", ctypes.c_uint64),
+        ("ring_bytes", ctypes.c_uint64),
+        ("ring_gone_steps", ctypes.c_uint64),
+        ("ring_gone_packets", ctypes.c_uint64),
+        ("ring_oldest_step", ctypes.c_int64),
+        ("ring_oldest_ns", ctypes.c_int64),
+    ]
+
+
+class RawAlarm(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("layer", ctypes.c_uint32),
+        ("request", ctypes.c_uint32),
+        ("call", ctypes.c_uint32),
+        ("step", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+        ("element", ctypes.c_int64),
+        ("value", ctypes.c_double),
+        ("time_ns", ctypes.c_int64),
+        ("thread", ctypes.c_uint64),
     ]
 
 
@@ -240,6 +265,9 @@ _ptr, _str, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_open": (_str, ctypes.POINTER(OpenOptions), ctypes.POINTER(_u64)),
     "strap_roll": (_u64, ctypes.c_char_p, _i32, _i32),
+    "strap_dump": (_u64, ctypes.c_char_p, _i32, _i32),
+    "strap_dump_end": (_u64, _i32),
+    "strap_alarm": (_u64, ctypes.POINTER(RawAlarm), _i32),
     "strap_capture_id": (_u64, ctypes.c_char_p, ctypes.c_size_t),
     "strap_request": (_u64, _str, _size, ctypes.POINTER(_u32)),
     "strap_layer": (_u64, _str, _str, _size, _str, ctypes.POINTER(_u32)),

@@ -15,9 +15,11 @@ from ..errors import InvalidArgumentError, InvalidStateError
 from .library import (
     DROPPED,
     DTYPE_CODES,
+    END,
     ERR_TIMEOUT,
     Error,
     OpenOptions,
+    RawAlarm,
     Stats,
     c_string,
     check,
@@ -74,6 +76,27 @@ class SessionStats:
     yield_ns: int
     repeated: int
     underflowed: int
+    ring_steps: int
+    ring_packets: int
+    ring_bytes: int
+    ring_gone_steps: int
+    ring_gone_packets: int
+    ring_oldest_step: int
+    ring_oldest_ns: int
+
+
+class Alarm(NamedTuple):
+    """A tensor with a value that is not finite: ``strap_alarm_t``; strap.h describes each field."""
+
+    layer: int
+    request: int
+    call: int
+    step: int
+    token: int
+    element: int
+    value: float
+    time_ns: int
+    thread: int
 
 
 class Conversion(NamedTuple):
@@ -342,6 +365,50 @@ class Session:
         )
         self.path = place
         self.capture_id = self._id()
+
+    def dump(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes what the ring keeps, and all tensors to come until :meth:`end_dump`.
+
+        It does not wait for the disk: :meth:`checkpoint` after :meth:`end_dump` does. `path` and
+        `capture_id` are those of the dump from then on.
+
+        Args:
+            path: the new stream; its index is written beside it.
+            overwrite: replace any file at the path.
+
+        Raises:
+            InvalidStateError: the session has no ring, or a dump has not ended.
+            StrapError: the stream cannot be opened. Then nothing changes.
+        """
+        place = os.fspath(path)
+        name = _encoded(place)
+        self._waiting(
+            lambda ms, error: self._lib.strap_dump(self._handle, name, int(overwrite), ms, error),
+            None,
+        )
+        self.path = place
+        self.capture_id = self._id()
+
+    def end_dump(self) -> None:
+        """Ends the dump behind all tensors that were enqueued before; the ring keeps the next ones.
+
+        Raises:
+            InvalidStateError: no dump is being written.
+        """
+        self._waiting(lambda ms, error: self._lib.strap_dump_end(self._handle, ms, error), None)
+
+    def alarm(self) -> Alarm | None:
+        """The first tensor since the last call that has a value that is not finite; None: no one.
+
+        Raises:
+            InvalidStateError: the session has no ring, or is closed.
+        """
+        raw, error = RawAlarm(struct_size=ctypes.sizeof(RawAlarm)), Error()
+        while (status := self._lib.strap_alarm(self._handle, raw, _SLICE_MS, error)) == ERR_TIMEOUT:
+            pass
+        if check(status, error) == END:
+            return None
+        return Alarm(*(getattr(raw, name) for name in Alarm._fields))
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every tensor that was enqueued before the call is in the file.

@@ -6,8 +6,9 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
 from torch import Tensor, nn
 
 from ..._atomic import link_or_copy
@@ -32,6 +33,25 @@ from .sequences import Begins, Call, Sequences
 from .waiting_calls import CallForm, Copies, RefusedTokens, Roll, Side, WaitingCall
 
 __all__ = ["CallLog", "check_place"]
+
+
+class CallTaker(Protocol):
+    """Takes the calls of a capture; see :class:`CallWriter`."""
+
+    @property
+    def lost(self) -> int: ...
+
+    def add(self, call: WaitingCall, size: int) -> None: ...
+
+    def note(self, note: RefusedTokens | Roll) -> None: ...
+
+    def lose(self) -> None: ...
+
+    def sync(self, timeout_s: float | None = None) -> None: ...
+
+    def close(self, timeout_s: float | None = None) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Begun(NamedTuple):
@@ -72,6 +92,7 @@ class CallLog:
         token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
         key: the key of hashed token ids; None: a random one.
         first_step: number of the first step; of a resumed capture the earlier steps are kept.
+        held: takes the calls, in place of the writer of the stream's calls file; None: that does.
         failed: receives the error of calls that could not be recorded. Later calls still are, if
             that is possible; a file that lacks calls ends without its end mark.
 
@@ -89,6 +110,7 @@ class CallLog:
         token_ids: str,
         key: bytes | None,
         first_step: int,
+        held: CallTaker | None = None,
         failed: Callable[[Exception], None],
     ) -> None:
         self._encoders = encoders
@@ -104,11 +126,22 @@ class CallLog:
                 link_or_copy(path, _free_name(path), durable=False)
         self.sequences = Sequences(first, self._refuse)
         hashes = TokenHashes(os.urandom(32) if key is None else key)
-        self._writer = CallWriter(
-            StreamCalls(output_path, capture_id, encoders, layouts, earlier),
-            hashes if token_ids == "hashed" else None,
-            failed,
-        )
+        self._hashes = hashes if token_ids == "hashed" else None
+        self._layouts, self._failed = layouts, failed
+        self._writer = self.writer(output_path, capture_id, earlier) if held is None else held
+
+    def writer(
+        self, output_path: str, capture_id: str, earlier: pa.Table | None = None
+    ) -> CallWriter:
+        """Makes a writer of the calls file beside a stream.
+
+        Args:
+            output_path: the stream, which is open.
+            capture_id: its id.
+            earlier: the rows of a resumed capture.
+        """
+        file = StreamCalls(output_path, capture_id, self._encoders, self._layouts, earlier)
+        return CallWriter(file, self._hashes, self._failed)
 
     @property
     def lost(self) -> int:

@@ -141,12 +141,13 @@ class StepObserver(Protocol):
             an object for :meth:`ends`; None: :meth:`ends` need not be called.
         """
 
-    def ends(self, given: Any, output: Any) -> None:
+    def ends(self, given: Any, output: Any, error: BaseException | None) -> None:
         """An outermost call has ended.
 
         Args:
             given: the object that :meth:`begins` returned.
             output: the result of the call; None: it is unknown.
+            error: what the call raised; None: it raised nothing, or that is unknown.
         """
 
 
@@ -258,10 +259,11 @@ class Steps:
         caller = called_by(sys._getframe(1))
         if caller is not None and caller in place.frames:
             place.frames = ()
-            self.seen_to_end |= place.mine and not _handles_exception(caller)
+            error = sys.exc_info()[1] if _handles_exception(caller) else None
+            self.seen_to_end |= place.mine and error is None
             if place.given is not None:
                 given, place.given = place.given, None
-                self._observer.ends(given, output)
+                self._observer.ends(given, output, error)
             if self.in_c is not None:
                 self.in_c.leave()
 
@@ -312,7 +314,7 @@ class Steps:
         """Begins the step of a module whose ``forward`` runs, and was called as a method."""
 
         def ended(given: Any) -> None:
-            self._observer.ends(given, None)
+            self._observer.ends(given, None, None)
 
         place.late = Running(frame)
         self._begin(place, module, frame.f_back)

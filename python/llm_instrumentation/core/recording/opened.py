@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,10 +34,17 @@ def open_session(plan: CapturePlan) -> Session:
         capture_id=plan.capture_id,
         overwrite=plan.overwrite,
         rank=this_rank()[0],
+        **_ring(plan),
         # Compression threads would take CPUs from the models' own.
         workers_yield=on_cpu and torch.get_num_threads() + options["workers"] > usable_cpus(),
         team=gomp_parallel() if on_cpu else 0,
     )
+
+
+def _ring(plan: CapturePlan) -> dict[str, Any]:
+    if plan.ring is None:
+        return {}
+    return {"ring": 1, "ring_steps": plan.ring.steps, "ring_seconds": plan.ring.seconds}
 
 
 def next_step(plan: CapturePlan) -> int:

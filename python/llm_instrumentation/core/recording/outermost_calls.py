@@ -44,6 +44,7 @@ class OutermostCalls:
         self._state = state
         self._log = log
         self._tracker = plan.tracker
+        self._ended = plan.ended
         self._requests = requests
         self._models = list(plan.models)
         self._main_parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -61,6 +62,10 @@ class OutermostCalls:
         """The number of the request that this thread or task serves; 0: none."""
         return self._requests.number()
 
+    def request_name(self, number: int) -> str | None:
+        """The name of the request with a number; None: 0 is of none."""
+        return self._requests.name(number)
+
     def begins(
         self, module: nn.Module, args: Any, kwargs: Any, step: int | None, late: bool
     ) -> Any:
@@ -72,21 +77,28 @@ class OutermostCalls:
         if self.rewiring is not None:
             self.rewiring.compare()
         model, entry = self._places.get(id(module), ("", ""))
+        begun = None
         try:
-            return self._log.begin(
+            begun = self._log.begin(
                 module, args, kwargs, model=model, entry=entry, step=step, late=late,
                 main=self._is_main_part(module),
             )  # fmt: skip
         except Exception as error:
             self._state.refuse_call(error)
-            return None
+            if self._ended is None:
+                return None
+        return begun, step
 
-    def ends(self, given: Any, output: Any) -> None:
+    def ends(self, given: Any, output: Any, error: BaseException | None) -> None:
         """Records the result of a call."""
+        begun, step = given
         try:
-            self._log.end(given, output)
-        except Exception as error:
-            self._state.refuse_call(error)
+            if begun is not None:
+                self._log.end(begun, output)
+        except Exception as failed:
+            self._state.refuse_call(failed)
+        if self._ended is not None and step is not None and self._state.running:
+            self._ended(step, output, error)
 
     def forget(self) -> None:
         """Drops the models. Calls that still run have no names then."""

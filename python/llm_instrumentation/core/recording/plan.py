@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from ..config import InstrumentationConfig
 from ..selection import select_modules
 from ..tokens import TokenTracker
 
-__all__ = ["CapturePlan", "Probes", "model_label"]
+__all__ = ["CapturePlan", "Probes", "RingLimits", "model_label"]
 
 
 def model_label(model: Any) -> str:
@@ -39,6 +39,18 @@ class Probes(Protocol):
         """Stops the probes; with `wait`, returns when they have stopped."""
 
 
+class RingLimits(NamedTuple):
+    """What bounds the steps in memory, beside the memory.
+
+    Attributes:
+        steps: the most steps; 0: no limit.
+        seconds: the age of the oldest one; 0.0: no limit.
+    """
+
+    steps: int
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class CapturePlan:
     """What is captured, and to where. It stays the same while the capture runs.
@@ -54,6 +66,10 @@ class CapturePlan:
         replaces: files of the earlier capture at the path. They are removed when the new stream
             has taken its place.
         probes: makes the probes that watch the machine; None: no probes.
+        ring: keep the last steps in memory, for dumps. Then `path` is for messages alone. None: the
+            capture goes to a stream.
+        ended: is told of each step that ends: its number, and what the outermost call returned, or
+            None and what it raised. None: nobody is.
         mine: reports whether to capture a call of the models. It is called when the call begins,
             in the call's thread and context. None: all calls are captured.
     """
@@ -68,6 +84,8 @@ class CapturePlan:
     replaces: tuple[Path, ...] = ()
     probes: Callable[[], Probes] | None = None
     mine: Callable[[], bool] | None = None
+    ring: RingLimits | None = None
+    ended: Callable[[int, Any, BaseException | None], None] | None = None
 
     @property
     def resumes(self) -> bool:

@@ -7,7 +7,9 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
+from ..._native import Alarm, Session, SessionStats
 from ..._warn import warn
 from ...errors import CaptureError
 from ..calls.call_log import CallLog, check_place
@@ -27,6 +29,7 @@ from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
 from .capture_counters import CaptureCounters
 from .ending import Ending
+from .held_calls import HeldCalls
 from .monitor import Monitor
 from .opened import hooks_in_c, next_step, open_session, view_in_c
 from .outermost_calls import OutermostCalls
@@ -36,9 +39,26 @@ from .requests import Requests
 from .segments import Rank, Segments
 from .streams import Streams
 
-__all__ = ["Recorder"]
+__all__ = ["FoundValue", "Recorder"]
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class FoundValue(NamedTuple):
+    """A value that is not finite.
+
+    Attributes:
+        alarm: the tensor and the element.
+        model: the label of its model.
+        layer, path: the module, and the place of the tensor in its output.
+        request: the name of the request that the step served; None: none.
+    """
+
+    alarm: Alarm
+    model: str
+    layer: str
+    path: str
+    request: str | None
 
 
 class Recorder:
@@ -59,7 +79,7 @@ class Recorder:
         plan.config.validate()
         # Select before the file is opened: a selection that fails must not empty the file.
         hooked, view = sum(map(len, plan.selected)), view_in_c(plan)
-        if not plan.resumes:
+        if not plan.resumes and plan.ring is None:
             check_place(plan.path, plan.overwrite)
         self._plan = plan
         self._pid = os.getpid()
@@ -72,7 +92,10 @@ class Recorder:
             self._sink = TensorSink(session, state, plan.config)
             remove_earlier(plan.replaces)
             first = next_step(plan)
-            log = _log_of(plan, session.capture_id, first, state)
+            held = (
+                None if plan.ring is None else HeldCalls(lambda: session.stats().ring_oldest_step)
+            )
+            log = _log_of(plan, session, first, state, held)
             undo.callback(log.abandon)
             self._attached = attached = contextlib.ExitStack()
             undo.callback(attached.close)
@@ -84,7 +107,7 @@ class Recorder:
                 mine=plan.mine,
             )  # fmt: skip
             self._gradients = Gradients(state, self._steps.numbers)
-            self._streams = Streams(session, self._sink, log, plan.tracker)
+            self._streams = Streams(session, self._sink, log, plan.tracker, held)
             self._counters = CaptureCounters(session, self._steps.numbers, self._hooks, log)
             self._ending = Ending(
                 session, self._sink, log, self._counters, durable=plan.tracker is not None
@@ -155,6 +178,33 @@ class Recorder:
         """Makes everything captured so far durable; returns the stream's length in bytes."""
         return self._streams.checkpoint()
 
+    def dump(self, path: str) -> str:
+        """Writes the last steps to a stream, of a plan with a ring; see :meth:`.Streams.dump`."""
+        return self._streams.dump(path)
+
+    def end_dump(self) -> Callable[[], None]:
+        """Ends a dump; see :meth:`.Streams.end_dump`."""
+        return self._streams.end_dump()
+
+    def alarm(self) -> FoundValue | None:
+        """The first tensor since the last look with a value that is not finite, of a ring.
+
+        It does not wait for copies from devices.
+
+        Returns:
+            where the value is; None: there is none.
+        """
+        found = self._session.alarm()
+        if found is None:
+            return None
+        return FoundValue(
+            found, *self._state.named(found.layer), self._calls.request_name(found.request)
+        )
+
+    def ring(self) -> SessionStats:
+        """The counters of the session, with those of its ring."""
+        return self._session.stats()
+
     def begin_segments(self, rank: Rank) -> None:
         """Lets the capture go on in new segments, as the configuration says.
 
@@ -211,6 +261,14 @@ class Recorder:
         finally:
             self._ended()
 
+    def end(self) -> None:
+        """Ends a capture of which nothing is expected, as that of a ring between its dumps."""
+        self._detach()
+        try:
+            self._drain()
+        finally:
+            self._ended()
+
     def _detach(self) -> None:
         self._state.stop()
         self._attached.close()
@@ -234,7 +292,9 @@ class Recorder:
         _open_recorders.discard(self)
 
 
-def _log_of(plan: CapturePlan, capture_id: str, first: int, state: CaptureState) -> CallLog:
+def _log_of(
+    plan: CapturePlan, session: Session, first: int, state: CaptureState, held: HeldCalls | None
+) -> CallLog:
     """The calls file of a capture."""
     encoders: dict[str, dict[str, list[str]]] = {}
     layouts = {}
@@ -243,12 +303,13 @@ def _log_of(plan: CapturePlan, capture_id: str, first: int, state: CaptureState)
         layouts[label] = layouts_of(model).record
     return CallLog(
         plan.path,
-        capture_id,
+        session.capture_id,
         encoders=encoders,
         layouts=layouts,
         token_ids=plan.config.token_ids,
         key=plan.config.token_key,
         first_step=first,
+        held=held,
         failed=state.lose_calls,
     )
 

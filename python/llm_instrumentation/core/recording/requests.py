@@ -27,6 +27,10 @@ class Requests:
         self._numbers: dict[str, int] = {}
         self._refused = False  # whether a name was refused
 
+    def name(self, number: int) -> str | None:
+        """The name of a request; None: 0 is of none."""
+        return next((name for name, its in list(self._numbers.items()) if its == number), None)
+
     def number(self) -> int:
         """The number of the request that this thread or task serves; 0: none.
 

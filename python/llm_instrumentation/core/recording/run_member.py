@@ -41,7 +41,7 @@ from .plan import model_label
 from .ranks import RANK, path_of_rank, this_rank
 from .segments import Rank
 
-__all__ = ["MANIFEST_WAIT_S", "StreamPlace", "stream_of"]
+__all__ = ["MANIFEST_WAIT_S", "StreamPlace", "described", "stored", "stream_of"]
 
 #: Rank 0 waits at most this long for the other ranks, in seconds, before it writes the manifest.
 MANIFEST_WAIT_S = 20.0
@@ -195,7 +195,7 @@ class _Member:
             created_at_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(),
             mesh=_mesh_of(models),
             model=", ".join(map(model_label, models)),
-            configuration=_stored(config),
+            configuration=stored(config),
             clock=Clock.now(self._rank),
             shards=tuple(shard for shard in kept if shard.path != stream.name),
         )
@@ -276,7 +276,7 @@ class _Member:
     def sealed(self) -> None:
         """Tells that the segment before the last is durable and closed."""
         *others, shard, last = self._file.shards
-        shard = _described(self._folder, shard, "complete", "")
+        shard = described(self._folder, shard, "complete", "")
         self._set_shards((*others, shard, last))
 
     def kept(self) -> list[tuple[Shard, int]]:
@@ -330,7 +330,7 @@ class _Member:
         if error is not None:
             state, reason = "failed", f"{type(error).__name__}: {error}"[:_MOST_REASON]
         shards = tuple(
-            _described(self._folder, shard, state, reason) if shard.state == "capturing" else shard
+            described(self._folder, shard, state, reason) if shard.state == "capturing" else shard
             for shard in self._file.shards
         )
         if not shards and reason:
@@ -384,7 +384,7 @@ class _Member:
             if shard.state != "capturing":
                 yield shard
             elif dead:
-                yield _described(self._folder, shard, "failed", _DEAD)
+                yield described(self._folder, shard, "failed", _DEAD)
             else:
                 yield replace(shard, reason="it captured when the manifest was written")
 
@@ -413,7 +413,7 @@ def _locked_folder(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _described(folder: ShardFolder, shard: Shard, state: str, reason: str) -> Shard:
+def described(folder: ShardFolder, shard: Shard, state: str, reason: str) -> Shard:
     """The facts about a shard that no process writes, from its stream and the files beside it."""
     path = folder.path / shard.path
     try:
@@ -461,7 +461,7 @@ def _mesh_of(models: Sequence[nn.Module]) -> dict[str, Any] | None:
     return {"names": None if names is None else list(names), "shape": list(found.mesh.shape)}
 
 
-def _stored(config: InstrumentationConfig) -> dict[str, Any]:
+def stored(config: InstrumentationConfig) -> dict[str, Any]:
     """The configuration without the key of hashed token ids, which is secret."""
     include, exclude = (tuple(map(_pattern_text, of)) for of in (config.include, config.exclude))
     public = replace(config, token_key=None, include=include, exclude=exclude)

@@ -66,6 +66,10 @@ class CaptureState:
         """Keeps the model, the module's name and the tensor's path of a layer, for messages."""
         self._tensors[layer] = model, module, path
 
+    def named(self, layer: int) -> tuple[str, str, str]:
+        """The model, the module's name and the tensor's path of a layer."""
+        return self._tensors[layer]
+
     def note(
         self, layer: int, reason: str, *, step: int = -1, token: int = -1, call: int = 0
     ) -> None:

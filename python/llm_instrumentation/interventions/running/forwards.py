@@ -117,5 +117,5 @@ class Forwards:
         main = is_main_part(module, [self._model])
         self._local.given = given_to(module, args, kwargs, held=held, main=main, ended=self._ended)
 
-    def ends(self, given: Any, output: Any) -> None:
+    def ends(self, given: Any, output: Any, error: BaseException | None) -> None:
         """Does nothing: `begins` returns None."""

@@ -1,0 +1,85 @@
+// Finds the first tensor with a value that is not finite.
+
+package session
+
+import (
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// Alarm is a tensor with a value that is not finite.
+type Alarm struct {
+	Layer, Request, Call uint32
+	Step, Token          int64
+	Element              int64   // number of the first such element, row-major
+	Value                float64 // of that element
+	TimeNS               int64   // CLOCK_MONOTONIC at enqueue
+	Thread               uint64
+}
+
+// alarm keeps the first tensor with a value that is not finite.
+type alarm struct {
+	mu    mutex[leafRank]
+	first Alarm
+	rang  bool
+}
+
+// take returns the first such tensor since the last take.
+func (a *alarm) take() (first Alarm, rang bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	first, rang = a.first, a.rang
+	a.rang = false
+	return first, rang
+}
+
+// inspect looks at the current packet of an emission, whose elements are in memory as stored. The
+// conversion to float16 has counted the finite values, so it looks through other types alone.
+func (a *alarm) inspect(e *emission, stored []byte) {
+	if e.twin { // the float16 before it was inspected
+		return
+	}
+	at, value, t, p := int64(-1), 0.0, e.tensor, &e.part
+	if e.source == e.stored || e.conversion != nil {
+		if i := codec.FirstNotFinite(e.stored, stored); i >= 0 {
+			at, value = int64(i), codec.ValueOf(e.stored, stored, i)
+		}
+	} else if e.packetLost.Count+e.packetLost.Overflow < p.count {
+		at, value = t.firstNotFinite(p.start, p.count)
+	}
+	if at < 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.rang {
+		return
+	}
+	a.rang = true
+	a.first = Alarm{
+		Layer: t.Layer, Request: t.Request, Call: t.Call, Step: t.Step, Token: t.Token,
+		Element: p.start + at, Value: value, TimeNS: t.TimeNS, Thread: t.Thread,
+	}
+}
+
+// firstNotFinite finds the first of the elements [start, start+count) of a float32 tensor that is not
+// finite, counted from start. -1: there is none.
+func (t *Tensor) firstNotFinite(start, count int64) (at int64, value float64) {
+	var piece [4096]float32
+	for done := int64(0); done < count; {
+		n := min(count-done, int64(len(piece)))
+		from := unsafe.Add(t.Data, (start+done)*4)
+		if t.Strides != nil {
+			from = unsafe.Pointer(&piece)
+			codec.Gather(from, t.Data, 4, t.Shape, t.Strides, start+done, n)
+		}
+		b := unsafe.Slice((*byte)(from), 4*n)
+		if i := codec.FirstNotFinite(wire.Float32, b); i >= 0 {
+			return done + int64(i), codec.ValueOf(wire.Float32, b, i)
+		}
+		done += n
+	}
+	return -1, 0
+}

@@ -1,0 +1,263 @@
+// Keeps the last steps of a session in memory, until a dump writes them.
+
+package session
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// errGaveWay is internal: the step of the tensor has given way, so the tensor is left out.
+var errGaveWay = errors.New("the step gave way")
+
+// ring holds the packets and notes of a flight recorder, where other sessions have the order. A step
+// gives way as a whole when the arena has no room for a newer one.
+//
+// BeginDump hands all that is kept to the order, for a new segment. Until EndDump entries go to the order
+// as in any other session, and then into the ring again.
+type ring struct {
+	opts     *Options
+	life     *lifecycle
+	arena    *arena.Arena
+	order    *order
+	jobs     *backlog
+	entries  *entries
+	counters *counters
+
+	mu      mutex[ringRank]
+	steps   []*keptStep // by their first entry
+	byStep  map[int64]*keptStep
+	newest  int64  // of the steps that gave way; -1: none did
+	number  uint64 // of the newest entry
+	dumping bool
+	closed  bool
+	kept    RingStats
+}
+
+// RingStats are the counters of a ring.
+type RingStats struct {
+	Steps, Packets, Bytes  uint64 // in the ring now
+	GoneSteps, GonePackets uint64 // gave way
+	OldestStep             int64  // -1: none, or its number is not known
+	OldestTimeNS           int64  // CLOCK_MONOTONIC of its first tensor; 0: none
+}
+
+func newRing(opts *Options, life *lifecycle, mem *arena.Arena, o *order, jobs *backlog, made *entries, c *counters) *ring {
+	return &ring{
+		opts: opts, life: life, arena: mem, order: o, jobs: jobs, entries: made, counters: c,
+		byStep: map[int64]*keptStep{}, newest: -1,
+	}
+}
+
+// push keeps an entry, or adds it to the order during a dump. The caller copies the elements of a packet
+// afterwards, and then calls copied.
+func (g *ring) push(it *entry) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return g.life.refused()
+	}
+	if g.dumping {
+		return g.pass(it)
+	}
+	if g.isLate(it.row.Step) {
+		return errGaveWay
+	}
+	g.number++
+	it.number = g.number
+	in := g.stepOf(it.row.Step)
+	it.kept = in
+	in.entries = append(in.entries, it)
+	if len(in.entries) == 1 {
+		g.expire(it.row.TimeNS)
+	}
+	if it.is == packetEntry {
+		in.copying++
+		in.bytes += it.staged()
+		g.kept.Packets++
+		g.kept.Bytes += uint64(it.staged())
+	}
+	return nil
+}
+
+// stepOf returns the step with a number. A tensor that came outside of any step belongs to the newest one.
+func (g *ring) stepOf(number int64) *keptStep {
+	if number < 0 && len(g.steps) > 0 {
+		return g.steps[len(g.steps)-1]
+	}
+	in := g.byStep[number]
+	if in == nil {
+		in = &keptStep{step: number}
+		g.byStep[number] = in
+		g.steps = append(g.steps, in)
+	}
+	return in
+}
+
+// pass adds an entry to the order.
+func (g *ring) pass(it *entry) error {
+	if it.is == packetEntry {
+		g.counters.queuedPackets.Add(1)
+	}
+	err := g.order.Push(it)
+	if err != nil && it.is == packetEntry {
+		g.counters.queuedPackets.Add(^uint64(0))
+	}
+	return err
+}
+
+// copied tells that the elements of a packet are in its region.
+func (g *ring) copied(it *entry) (answer pushed) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if it.kept == nil { // a dump has taken it, or the session has ended
+		if g.closed && !g.dumping {
+			g.recycle(it)
+			return pushed{}
+		}
+		return g.jobs.Push(it)
+	}
+	it.kept.copying--
+	it.isCopied = true
+	return pushed{}
+}
+
+// late reports whether the step of a tensor has given way already. It counts the tensor then.
+func (g *ring) late(step int64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.dumping || !g.isLate(step) {
+		return false
+	}
+	g.kept.GonePackets++
+	return true
+}
+
+func (g *ring) isLate(step int64) bool { return step >= 0 && step <= g.newest && g.byStep[step] == nil }
+
+// giveWay frees the oldest step, unless it is the only one. It returns false if no step can give way now,
+// and then busy if one can soon: a tensor of it is being copied, or a dump is being written.
+func (g *ring) giveWay() (gave, busy bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.steps) <= 1 {
+		return false, g.dumping || g.counters.queuedPackets.Load() > 0
+	}
+	if g.steps[0].copying > 0 {
+		return false, true
+	}
+	g.dropOldest()
+	return true, false
+}
+
+// expire drops the steps beyond the limits, when a step has begun at a time. A step of which a tensor is
+// being copied stays until the next step begins.
+func (g *ring) expire(now int64) {
+	for len(g.steps) > 1 && g.steps[0].copying == 0 {
+		many := g.opts.RingSteps > 0 && len(g.steps) > g.opts.RingSteps
+		age := float64(now-g.steps[0].entries[0].row.TimeNS) / 1e9
+		if !many && (g.opts.RingSeconds == 0 || age <= g.opts.RingSeconds) {
+			return
+		}
+		g.dropOldest()
+	}
+}
+
+func (g *ring) dropOldest() {
+	gone := g.steps[0]
+	g.steps[0] = nil // the rest of the list keeps its memory
+	g.steps = g.steps[1:]
+	delete(g.byStep, gone.step)
+	g.newest = max(g.newest, gone.step)
+	g.kept.GoneSteps++
+	for _, it := range gone.entries {
+		if it.is == packetEntry {
+			g.kept.GonePackets++
+			g.kept.Packets--
+			g.kept.Bytes -= uint64(it.staged())
+		} else {
+			g.counters.queuedNotes.Add(-1)
+		}
+		g.recycle(it)
+	}
+}
+
+// recycle frees the memory of an entry, and keeps the entry for reuse.
+func (g *ring) recycle(it *entry) {
+	g.arena.Free(it.region)
+	*it = entry{shape: it.shape}
+	g.entries.Put(it)
+}
+
+// beginDump hands the entries to the order, behind one that begins the segment.
+func (g *ring) beginDump(next *segment) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.dumping {
+		return status.New(status.InvalidState, "a dump is being written already: end it first")
+	}
+	if err := g.order.Push(&entry{is: rollEntry, next: next}); err != nil {
+		return err
+	}
+	g.dumping = true
+	for _, it := range g.taken() {
+		it.kept = nil
+		if err := g.pass(it); err != nil {
+			return err // the session has failed
+		}
+		if it.isCopied {
+			g.jobs.Push(it)
+		}
+	}
+	return nil
+}
+
+// endDump lets entries go into the ring again, and closes the segment behind what it has.
+func (g *ring) endDump() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.dumping {
+		return status.New(status.InvalidState, "no dump is being written")
+	}
+	g.dumping = false
+	return g.order.Push(&entry{is: rollEntry})
+}
+
+// taken empties the ring, and returns its entries in the order in which they came.
+func (g *ring) taken() (all []*entry) {
+	for _, of := range g.steps {
+		all = append(all, of.entries...)
+	}
+	slices.SortFunc(all, func(a, b *entry) int { return int(int64(a.number - b.number)) })
+	g.steps, g.byStep = nil, map[int64]*keptStep{}
+	g.kept.Packets, g.kept.Bytes = 0, 0
+	return all
+}
+
+// close gives up what is kept, and takes no more.
+func (g *ring) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for _, it := range g.taken() {
+		if it.kept = nil; it.is == packetEntry && !it.isCopied {
+			continue // copied frees it
+		}
+		g.recycle(it)
+	}
+}
+
+// stats returns the counters.
+func (g *ring) stats() RingStats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.kept
+	s.Steps, s.OldestStep = uint64(len(g.steps)), -1
+	if len(g.steps) > 0 {
+		s.OldestStep, s.OldestTimeNS = g.steps[0].step, g.steps[0].entries[0].row.TimeNS
+	}
+	return s
+}

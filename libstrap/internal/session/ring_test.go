@@ -1,0 +1,440 @@
+// Tests of sessions that keep the last steps in memory, and of their dumps.
+
+package session
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// ringOptions are those of a ring of one MiB.
+func ringOptions(k codec.Kind) Options {
+	o := options(k)
+	o.Ring, o.MaxMemory, o.KeepFloat32 = true, 1<<20, true
+	return o
+}
+
+func openRing(t testing.TB, o Options) *Session {
+	t.Helper()
+	s, err := Open("", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(forever) })
+	return s
+}
+
+func beginDump(t testing.TB, s *Session, path string) string {
+	t.Helper()
+	id, err := s.BeginDump(path, false, forever)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// endDump ends a dump, and waits until it is durable and closed.
+func endDump(t testing.TB, s *Session) {
+	t.Helper()
+	if err := s.EndDump(forever); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := checkpoint(s, forever); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runStep enqueues the tensors of one step: a float32 tensor for each layer, whose values tell step and layer.
+func runStep(t testing.TB, s *Session, layers []uint32, number int64, n int) {
+	for i, layer := range layers {
+		x := tensorOf(layer, wire.Float32, ofStep(number, i, n))
+		x.Step = number
+		if err := s.Enqueue(x, forever); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func ofStep(number int64, layer, n int) []float32 {
+	return float32s(n, func(i int) float32 { return float32(number)*1000 + float32(layer*100+i%100) })
+}
+
+// checkSteps fails unless a dump has exactly these steps, whole and in order.
+func checkSteps(t testing.TB, path string, first, last int64, layers, n int) {
+	t.Helper()
+	rows, payloads := read(t, path)
+	want := int(last-first+1) * layers
+	if len(rows) != want {
+		t.Fatalf("%d rows, not the %d of steps %d to %d", len(rows), want, first, last)
+	}
+	for i, row := range rows {
+		number, layer := first+int64(i/layers), i%layers
+		if row.Step != number || row.Layer != fmt.Sprint("layer", layer) || row.Sequence != uint64(i) {
+			t.Fatalf("row %d is step %d of %s", i, row.Step, row.Layer)
+		}
+		if !bytes.Equal(payloads[i], bytesOf(ofStep(number, layer, n))) {
+			t.Fatalf("step %d of %s has other values", number, row.Layer)
+		}
+	}
+}
+
+func layersOf(t testing.TB, s *Session, n int) (layers []uint32) {
+	for i := range n {
+		layers = append(layers, mustLayer(t, s, fmt.Sprint("layer", i)))
+	}
+	return layers
+}
+
+func TestARingKeepsTheLastWholeSteps(t *testing.T) {
+	for _, kind := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
+		t.Run(kind.String(), func(t *testing.T) {
+			s, folder := openRing(t, ringOptions(kind)), t.TempDir()
+			layers := layersOf(t, s, 3)
+			const n = 10_000 // 40,000 bytes: a MiB holds 8 steps
+			for number := range int64(50) {
+				runStep(t, s, layers, number, n)
+			}
+			kept := s.Stats().Ring
+			if kept.Steps != 8 || kept.OldestStep != 42 || kept.Packets != 24 || kept.GoneSteps != 42 || kept.GonePackets != 126 {
+				t.Fatalf("the ring has %+v", kept)
+			}
+			if kept.OldestTimeNS != 0 { // the tensors of this test have no time
+				t.Errorf("the oldest tensor came at %d", kept.OldestTimeNS)
+			}
+			path := filepath.Join(folder, "first.stream")
+			id := beginDump(t, s, path)
+			for number := int64(50); number < 53; number++ {
+				runStep(t, s, layers, number, n)
+			}
+			endDump(t, s)
+			checkSteps(t, path, 42, 52, 3, n)
+			found, err := index.Find(index.PathOf(path), mustOpen(t, path), size(t, path))
+			if err != nil || found.CaptureID != id {
+				t.Errorf("the id of the dump: %v", err)
+			}
+			_ = found.Close()
+			if kept := s.Stats().Ring; kept.Steps != 0 || kept.Bytes != 0 || kept.OldestStep != -1 {
+				t.Errorf("after the dump the ring has %+v", kept)
+			}
+			for number := int64(53); number < 70; number++ {
+				runStep(t, s, layers, number, n)
+			}
+			path = filepath.Join(folder, "second.stream")
+			beginDump(t, s, path)
+			endDump(t, s)
+			checkSteps(t, path, 62, 69, 3, n)
+			if st := s.Stats(); st.MemoryPeak > st.MemoryLimit || st.QueuedPackets != 0 || st.QueuedBytes != 0 {
+				t.Errorf("stats %+v", st)
+			}
+			finish(t, s)
+		})
+	}
+}
+
+// Steps of several threads come interleaved, and dumps are written meanwhile. Each dump has whole steps, each
+// step is in one dump at most, and after BeginDump nothing is lost.
+func TestDumpsWhileThreadsCapture(t *testing.T) {
+	s, folder := openRing(t, ringOptions(codec.None)), t.TempDir()
+	layers := layersOf(t, s, 4)
+	const n, threads, dumps = 5000, 3, 6
+	var next atomic.Int64
+	var done atomic.Bool
+	var calls sync.WaitGroup
+	for range threads {
+		calls.Go(func() {
+			for !done.Load() {
+				runStep(t, s, layers, next.Add(1)-1, n)
+			}
+		})
+	}
+	var written []string
+	for number := range dumps {
+		before := next.Load()
+		for next.Load() < before+40 {
+			_ = s.Stats()
+		}
+		path := filepath.Join(folder, fmt.Sprint(number, ".stream"))
+		beginDump(t, s, path)
+		for from := next.Load(); next.Load() < from+40; {
+			_ = s.Stats()
+		}
+		endDump(t, s)
+		written = append(written, path)
+	}
+	done.Store(true)
+	calls.Wait()
+	finish(t, s)
+	seen := map[int64]string{}
+	for _, path := range written {
+		rows, payloads := read(t, path)
+		perStep, last := map[int64]int{}, map[uint64]int64{}
+		for i, row := range rows {
+			var layer int
+			if _, err := fmt.Sscanf(row.Layer, "layer%d", &layer); err != nil {
+				t.Fatal(err)
+			}
+			if row.Error != "" {
+				t.Fatalf("step %d: %s", row.Step, row.Error)
+			}
+			if !bytes.Equal(payloads[i], bytesOf(ofStep(row.Step, layer, n))) {
+				t.Fatalf("step %d of %s has other values", row.Step, row.Layer)
+			}
+			perStep[row.Step]++
+			last[row.Thread] = row.Step
+		}
+		if len(perStep) < 30 {
+			t.Errorf("%s has %d steps", path, len(perStep))
+		}
+		partial := 0
+		for number, count := range perStep {
+			if count != len(layers) {
+				partial++ // the dump began or ended in the middle of it, once a thread
+			}
+			if before := seen[number]; before != "" && count == len(layers) {
+				t.Errorf("step %d is in %s, too", number, before)
+			}
+			seen[number] = path
+		}
+		if partial > 2*threads {
+			t.Errorf("%s has %d partial steps", path, partial)
+		}
+	}
+}
+
+func TestAStepLargerThanTheRing(t *testing.T) {
+	s := openRing(t, ringOptions(codec.None))
+	layers := layersOf(t, s, 30)
+	const n = 25_000 // 100,000 bytes: ten of them fit
+	dropped := 0
+	for _, layer := range layers {
+		x := tensorOf(layer, wire.Float32, ofStep(7, 0, n))
+		x.Step = 7
+		if err := s.Enqueue(x, forever); errors.Is(err, ErrDropped) {
+			dropped++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	huge := tensorOf(layers[0], wire.Float32, make([]float32, 1<<19))
+	huge.Step = 7
+	if err := s.Enqueue(huge, forever); !errors.Is(err, ErrDropped) {
+		t.Errorf("a tensor larger than the ring: %v", err)
+	}
+	if st := s.Stats(); dropped != 20 || st.Dropped != 21 || st.Ring.Steps != 1 || st.Ring.Packets != 10 {
+		t.Errorf("%d tensors were dropped: %+v", dropped, st.Ring)
+	}
+	path := filepath.Join(t.TempDir(), "a.stream")
+	beginDump(t, s, path)
+	endDump(t, s)
+	rows, _ := read(t, path)
+	notes := 0
+	for _, row := range rows {
+		if row.Error != "" {
+			notes++
+		}
+	}
+	if len(rows) != 31 || notes != 21 {
+		t.Errorf("%d rows, %d of them notes", len(rows), notes)
+	}
+}
+
+func TestTheLimitsOfARing(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit func(o *Options)
+		kept  uint64
+	}{
+		"steps":   {func(o *Options) { o.RingSteps = 5 }, 5},
+		"one":     {func(o *Options) { o.RingSteps = 1 }, 1},
+		"seconds": {func(o *Options) { o.RingSeconds = 3 }, 4}, // one second a step: ages 0 to 3
+		"both":    {func(o *Options) { o.RingSeconds, o.RingSteps = 3, 2 }, 2},
+		"none":    {func(o *Options) {}, 40},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			c.limit(&o)
+			s := openRing(t, o)
+			layer := mustLayer(t, s, "layer0")
+			for number := range int64(40) {
+				x := tensorOf(layer, wire.Float32, ofStep(number, 0, 100))
+				x.Step, x.TimeNS = number, number*1e9
+				enqueue(t, s, x)
+			}
+			if st := s.Stats().Ring; st.Steps != c.kept || st.GoneSteps != 40-c.kept || st.OldestStep != int64(40-c.kept) {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+}
+
+// A step that gave way while it ran does not come back in parts.
+func TestTensorsOfAStepThatGaveWayAreLeftOut(t *testing.T) {
+	s := openRing(t, ringOptions(codec.None))
+	layers := layersOf(t, s, 2)
+	const n = 10_000
+	runStep(t, s, layers[:1], 0, n)
+	for number := int64(1); number < 40; number++ {
+		runStep(t, s, layers, number, n)
+	}
+	runStep(t, s, layers[1:], 0, n)
+	path := filepath.Join(t.TempDir(), "a.stream")
+	beginDump(t, s, path)
+	endDump(t, s)
+	checkSteps(t, path, 28, 39, 2, n)
+	if gone := s.Stats().Ring; gone.GoneSteps != 28 || gone.GonePackets != 1+27*2+1 {
+		t.Errorf("gave way: %+v", gone)
+	}
+}
+
+func TestRefusalsOfARing(t *testing.T) {
+	s, folder := openRing(t, ringOptions(codec.None)), t.TempDir()
+	layers := layersOf(t, s, 1)
+	runStep(t, s, layers, 0, 10)
+	expect := func(what string, err error, code status.Code) {
+		t.Helper()
+		if status.CodeOf(err) != code {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	expect("end before begin", s.EndDump(forever), status.InvalidState)
+	_, err := s.BeginDump(filepath.Join(folder, "missing", "a.stream"), false, forever)
+	expect("a folder that is missing", err, status.NotFound)
+	_, err = s.Roll(filepath.Join(folder, "a.stream"), false, forever)
+	expect("roll", err, status.InvalidState)
+	path := filepath.Join(folder, "a.stream")
+	beginDump(t, s, path)
+	_, err = s.BeginDump(filepath.Join(folder, "b.stream"), false, forever)
+	expect("a dump during a dump", err, status.InvalidState)
+	endDump(t, s)
+	checkSteps(t, path, 0, 0, 1, 10) // the refused dumps took nothing of it
+	finish(t, s)
+	_, err = s.BeginDump(filepath.Join(folder, "c.stream"), false, forever)
+	expect("after the end", err, status.InvalidState)
+
+	plain := open(t, filepath.Join(folder, "plain.stream"), options(codec.None))
+	_, err = plain.BeginDump(path, true, forever)
+	expect("a session without a ring", err, status.InvalidState)
+	expect("and its end", plain.EndDump(forever), status.InvalidState)
+	o := ringOptions(codec.None)
+	o.Resume = true
+	_, err = Open("", o)
+	expect("a ring that resumes", err, status.InvalidArgument)
+	for _, spoil := range []func(o *Options){
+		func(o *Options) { o.RingSteps = -1 },
+		func(o *Options) { o.RingSeconds = -1 },
+		func(o *Options) { o.RingSeconds = math.NaN() },
+		func(o *Options) { o.Ring, o.RingSteps = false, 1 },
+	} {
+		o := ringOptions(codec.None)
+		spoil(&o)
+		_, err = Open(filepath.Join(folder, "d.stream"), o)
+		expect("limits that cannot be", err, status.InvalidArgument)
+	}
+}
+
+// Threads that capture while the session ends leave no memory behind.
+func TestAClosedRingFreesItsMemory(t *testing.T) {
+	for _, end := range []func(s *Session) error{
+		func(s *Session) error { return s.Close(forever) },
+		func(s *Session) error { s.Discard(); return s.Close(forever) },
+	} {
+		s := openRing(t, ringOptions(codec.LZ4))
+		layers := layersOf(t, s, 3)
+		var calls sync.WaitGroup
+		for i := range 3 {
+			calls.Go(func() {
+				for number := int64(i); ; number += 3 {
+					x := tensorOf(layers[i], wire.Float32, ofStep(number, i, 20_000))
+					x.Step = number
+					if err := s.Enqueue(x, forever); err != nil {
+						return
+					}
+				}
+			})
+		}
+		for s.Stats().Ring.GoneSteps < 20 {
+		}
+		_ = end(s)
+		calls.Wait()
+		<-s.life.finished
+		if st := s.Stats(); st.MemoryBytes != 0 || st.QueuedBytes != 0 {
+			t.Errorf("%d bytes are left, %d in regions", st.MemoryBytes, st.QueuedBytes)
+		}
+	}
+}
+
+func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
+	bad := math.Float32frombits(0x7FC0_0000)
+	for name, c := range map[string]struct {
+		keep bool
+		at   func(s *Session, layer uint32) (x *Tensor, element int64)
+	}{
+		"converted": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(30_000, 1)
+			v[29_999] = bad
+			return tensorOf(layer, wire.Float32, v), 29_999
+		}},
+		"beside values beyond float16": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(30_000, 1)
+			v[5], v[70] = 1e30, bad
+			return tensorOf(layer, wire.Float32, v), 70
+		}},
+		"strided": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(100*100, 1)
+			v[3*100+7] = bad
+			x := tensorOf(layer, wire.Float32, v, 100, 100)
+			x.Strides = []int64{1, 100}
+			return x, 7*100 + 3
+		}},
+		"as it is": {true, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := noise(1000, 1)
+			v[17] = float32(math.Inf(1))
+			return tensorOf(layer, wire.Float32, v), 17
+		}},
+		"bfloat16": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := make([]uint16, 1000)
+			v[999] = 0x7FC0
+			return tensorOf(layer, wire.BFloat16, v), 999
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			o.KeepFloat32 = c.keep
+			s := openRing(t, o)
+			layers := layersOf(t, s, 3)
+			runStep(t, s, layers, 0, 100)
+			huge := tensorOf(layers[0], wire.Float32, []float32{1e30}) // is finite
+			enqueue(t, s, huge)
+			if _, rang, err := s.Alarm(forever); rang || err != nil {
+				t.Fatalf("an alarm before the fault: %v", err)
+			}
+			x, element := c.at(s, layers[1])
+			x.Step, x.Call, x.TimeNS = 5, 2, 77
+			enqueue(t, s, x)
+			x.Layer = layers[2]
+			enqueue(t, s, x) // a later one
+			got, rang, err := s.Alarm(forever)
+			if err != nil || !rang || got.Layer != layers[1] || got.Step != 5 || got.Call != 2 || got.TimeNS != 77 ||
+				got.Element != element || !math.IsNaN(got.Value) && !math.IsInf(got.Value, 1) {
+				t.Errorf("the alarm is %+v %v %v", got, rang, err)
+			}
+			if _, rang, _ := s.Alarm(forever); rang {
+				t.Error("the alarm was taken")
+			}
+		})
+	}
+	plain := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
+	if _, _, err := plain.Alarm(forever); status.CodeOf(err) != status.InvalidState {
+		t.Errorf("a session without a ring: %v", err)
+	}
+}
