@@ -158,10 +158,10 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
         wide(torch.ones(2000, 64))  # 20 MB in large tensors
         wide(torch.ones(32, 64))
         stats = recorder.stats()
-        assert stats.steps == 1 and stats.oldest_step == 1 and stats.dropped == 40
+        assert stats.steps == 1 and stats.oldest_step == 1 and 35 < stats.dropped < 41
         wide(torch.ones(150, 64))  # 1.5 MB
         assert recorder.stats().steps == 1
-        assert 40 < recorder.stats().dropped < 80
+        assert stats.dropped < recorder.stats().dropped < stats.dropped + 41
         recorder.dump()
     (dump,) = recorder.dumps
     with ActivationReader(dump.path) as reader:
