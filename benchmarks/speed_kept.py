@@ -5,7 +5,8 @@
 A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and greedy generations of
 32 tokens. Each round runs every contender for many passes in one capture, and the model alone
 before and after each contender. The speed kept is the time alone (the mean of before and after)
-divided by the time with the contender. The table has medians and ranges over the rounds. The
+divided by the time with the contender. "flight recorder" keeps the last steps in the memory that a
+capture has, and writes nothing. The table has medians and ranges over the rounds. The
 contender "nothing" is the model alone again; its range shows the noise.
 
 "sustained" measures from before the opening of the capture to its close. Its memory limit is a
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import functools
 import os
+import signal
 import statistics
 import tempfile
 import time
@@ -47,6 +49,7 @@ from capture_peers.contender import (
 )
 from llm_instrumentation import InstrumentationFramework
 from llm_instrumentation.core.config import from_preset
+from llm_instrumentation.flight import flight_recorder
 from torch import Tensor, nn
 
 PRESETS = ("fast_capture", "balanced", "max_compression")
@@ -119,12 +122,26 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
     }  # fmt: skip
 
 
+@contextlib.contextmanager
+def _flight(model: nn.Module, folder: Path, memory: float | None) -> Iterator[Running]:
+    """All triggers are on, and none comes."""
+    with flight_recorder(
+        model, folder / "flight", memory_gb=_BURST_GB if memory is None else memory,
+        condition=lambda output: None, signal=signal.SIGUSR1,
+    ) as recorder:  # fmt: skip
+        yield Running(model)
+        stats = recorder.stats()
+    if stats.dropped or stats.failed or recorder.dumps:
+        raise SystemExit(f"flight recorder: {stats}")
+
+
 def contenders(model: nn.Module) -> list[Contender]:
     return [
         Contender("nothing", functools.partial(_nothing, model)),
         Contender("empty hooks", functools.partial(_empty_hooks, model)),
         Contender("float16 in memory", functools.partial(_float16_in_memory, model)),
         *(Contender(preset, functools.partial(_preset, model, preset)) for preset in PRESETS),
+        Contender("flight recorder", functools.partial(_flight, model)),
     ]
 
 
@@ -180,7 +197,7 @@ def measure(options: argparse.Namespace, ways: list[Way], model: nn.Module) -> l
     return rounds
 
 
-OWN = ("nothing", "empty hooks", "float16 in memory", *PRESETS)
+OWN = ("nothing", "empty hooks", "float16 in memory", *PRESETS, "flight recorder")
 
 
 # ---- showing ----------------------------------------------------------------------

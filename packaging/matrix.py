@@ -35,7 +35,10 @@ TOOLS = [
 TESTS = {
     "unit tests": ["tests/unit"],
     "hooks": ["tests/integration/hooks"],
-    "compiled": ["tests/integration/test_compile.py", "tests/integration/test_compiled_captures.py"],
+    "compiled": [
+        "tests/integration/test_compile.py",
+        "tests/integration/test_compiled_captures.py",
+    ],
 }
 SHOWN = ("torch", "transformers", "numpy", "pyarrow", "pandas")
 # Our own lines must not rely on what numpy, torch or pyarrow will change.

@@ -6,7 +6,6 @@ import (
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 // Alarm is a tensor with a value that is not finite.
@@ -35,19 +34,18 @@ func (a *alarm) take() (first Alarm, rang bool) {
 	return first, rang
 }
 
-// inspect looks at the current packet of an emission, whose elements are in memory as stored. The
-// conversion to float16 has counted the finite values, so it looks through other types alone.
+// inspect looks at the current packet of an emission, whose elements are in memory as stored. Converting
+// and rounding have counted the finite values, so inspect looks through values that were only copied.
 func (a *alarm) inspect(e *emission, stored []byte) {
-	if e.twin { // the float16 before it was inspected
+	t, p, finite := e.tensor, &e.part, e.packetLost.Count+e.packetLost.Overflow
+	if e.twin || finite == p.count { // of a twin the float16 before it was inspected
 		return
 	}
-	at, value, t, p := int64(-1), 0.0, e.tensor, &e.part
-	if e.source == e.stored || e.conversion != nil {
-		if i := codec.FirstNotFinite(e.stored, stored); i >= 0 {
-			at, value = int64(i), codec.ValueOf(e.stored, stored, i)
-		}
-	} else if e.packetLost.Count+e.packetLost.Overflow < p.count {
+	at, value := int64(-1), 0.0
+	if finite > 0 { // large values may be infinite as stored
 		at, value = t.firstNotFinite(p.start, p.count)
+	} else if i := codec.FirstNotFinite(e.stored, stored); i >= 0 {
+		at, value = int64(i), codec.ValueOf(e.stored, stored, i)
 	}
 	if at < 0 {
 		return
@@ -64,20 +62,21 @@ func (a *alarm) inspect(e *emission, stored []byte) {
 	}
 }
 
-// firstNotFinite finds the first of the elements [start, start+count) of a float32 tensor that is not
-// finite, counted from start. -1: there is none.
+// firstNotFinite finds the first of the elements [start, start+count) that is not finite, counted from
+// start. -1: there is none.
 func (t *Tensor) firstNotFinite(start, count int64) (at int64, value float64) {
-	var piece [4096]float32
+	var piece [2048]float64 // aligned for all types
+	size := int64(t.DType.Size())
 	for done := int64(0); done < count; {
-		n := min(count-done, int64(len(piece)))
-		from := unsafe.Add(t.Data, (start+done)*4)
+		n := min(count-done, int64(len(piece))*8/size)
+		from := unsafe.Add(t.Data, (start+done)*size)
 		if t.Strides != nil {
 			from = unsafe.Pointer(&piece)
-			codec.Gather(from, t.Data, 4, t.Shape, t.Strides, start+done, n)
+			codec.Gather(from, t.Data, int(size), t.Shape, t.Strides, start+done, n)
 		}
-		b := unsafe.Slice((*byte)(from), 4*n)
-		if i := codec.FirstNotFinite(wire.Float32, b); i >= 0 {
-			return done + int64(i), codec.ValueOf(wire.Float32, b, i)
+		b := unsafe.Slice((*byte)(from), size*n)
+		if i := codec.FirstNotFinite(t.DType, b); i >= 0 {
+			return done + int64(i), codec.ValueOf(t.DType, b, i)
 		}
 		done += n
 	}

@@ -14,6 +14,7 @@ type call struct {
 	over       chan struct{} // closed when the limit has passed
 	stalled    bool          // it counts as a stall already
 	fromIntake bool          // see Tensor.fromIntake
+	step       int64         // of its tensor
 }
 
 // past is the Done of a call with the limit 0.

@@ -34,7 +34,7 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	if err := q.life.refusedTo(t.fromIntake); err != nil {
 		return err
 	}
-	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.fromIntake}
+	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.fromIntake, step: t.Step}
 	if t.fromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
 		c.refuse = q.life.discarded
 	}

@@ -44,6 +44,7 @@ type entry struct {
 	kept     *keptStep // nil: it is not there, or no longer
 	number   uint64    // by when it came
 	isCopied bool      // its elements are in the region
+	givenUp  bool      // whoever copies its elements frees it
 
 	// Of a packet.
 	layer     *layer

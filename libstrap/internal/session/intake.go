@@ -209,7 +209,7 @@ func (in *intake) enqueueAll(remaining func() time.Duration) error {
 			err = status.Wrap(status.Internal, err, "the intake took an invalid tensor")
 			in.life.fail(err)
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrDropped) { // the ring has noted what it left out
 			return err
 		}
 		in.begun = false

@@ -113,11 +113,11 @@ func (g *ring) pass(it *entry) error {
 func (g *ring) copied(it *entry) (answer pushed) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if it.kept == nil { // a dump has taken it, or the session has ended
-		if g.closed && !g.dumping {
-			g.recycle(it)
-			return pushed{}
-		}
+	switch {
+	case it.givenUp:
+		g.recycle(it)
+		return pushed{}
+	case it.kept == nil: // a dump has it
 		return g.jobs.Push(it)
 	}
 	it.kept.copying--
@@ -138,12 +138,12 @@ func (g *ring) late(step int64) bool {
 
 func (g *ring) isLate(step int64) bool { return step >= 0 && step <= g.newest && g.byStep[step] == nil }
 
-// giveWay frees the oldest step, unless it is the only one. It returns false if no step can give way now,
-// and then busy if one can soon: a tensor of it is being copied, or a dump is being written.
-func (g *ring) giveWay() (gave, busy bool) {
+// giveWay frees the oldest step for a tensor of another one. It returns false if no step can give way
+// now, and then busy if one can soon: a tensor of it is being copied, or a dump is being written.
+func (g *ring) giveWay(step int64) (gave, busy bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.steps) <= 1 {
+	if len(g.steps) == 0 || len(g.steps) == 1 && (step < 0 || g.steps[0].step == step) {
 		return false, g.dumping || g.counters.queuedPackets.Load() > 0
 	}
 	if g.steps[0].copying > 0 {
@@ -204,15 +204,21 @@ func (g *ring) beginDump(next *segment) error {
 	}
 	g.dumping = true
 	for _, it := range g.taken() {
-		it.kept = nil
-		if err := g.pass(it); err != nil {
-			return err // the session has failed
-		}
-		if it.isCopied {
+		if it.kept = nil; g.pass(it) != nil { // the session has ended meanwhile
+			g.giveUp(it)
+		} else if it.isCopied {
 			g.jobs.Push(it)
 		}
 	}
 	return nil
+}
+
+// giveUp frees an entry that the ring no longer has, now or when its elements are copied.
+func (g *ring) giveUp(it *entry) {
+	it.kept = nil
+	if it.givenUp = it.is == packetEntry && !it.isCopied; !it.givenUp {
+		g.recycle(it)
+	}
 }
 
 // endDump lets entries go into the ring again, and closes the segment behind what it has.
@@ -243,10 +249,7 @@ func (g *ring) close() {
 	defer g.mu.Unlock()
 	g.closed = true
 	for _, it := range g.taken() {
-		if it.kept = nil; it.is == packetEntry && !it.isCopied {
-			continue // copied frees it
-		}
-		g.recycle(it)
+		g.giveUp(it)
 	}
 }
 

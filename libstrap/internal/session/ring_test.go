@@ -277,6 +277,36 @@ func TestTheLimitsOfARing(t *testing.T) {
 	}
 }
 
+// Small tensors that find no room in the ring do not hold up those behind them.
+func TestSmallTensorsOfAStepLargerThanTheRing(t *testing.T) {
+	o, f := ringOptions(codec.None), &shelf{}
+	o.Intake = f
+	s := openRing(t, o)
+	layer := layersOf(t, s, 1)[0]
+	put := func(number int64, tensors int) {
+		t.Helper()
+		for range tensors {
+			x := tensorOf(layer, wire.Float32, ofStep(number, 0, 4000))
+			x.Step = number
+			if !f.put(x) {
+				t.Fatal("the shelf takes no tensor")
+			}
+		}
+		if _, _, err := s.Alarm(forever); err != nil { // drains the shelf
+			t.Fatal(err)
+		}
+	}
+	put(0, 100) // 1.6 MB
+	if st := s.Stats(); st.Ring.Steps != 1 || st.Dropped == 0 || st.Dropped+st.Ring.Packets != 100 {
+		t.Errorf("%d tensors were dropped: %+v", st.Dropped, st.Ring)
+	}
+	dropped := s.Stats().Dropped
+	put(1, 10)
+	if st := s.Stats(); st.Ring.Steps != 1 || st.Ring.OldestStep != 1 || st.Dropped != dropped {
+		t.Errorf("%d tensors were dropped: %+v", st.Dropped, st.Ring)
+	}
+}
+
 // A step that gave way while it ran does not come back in parts.
 func TestTensorsOfAStepThatGaveWayAreLeftOut(t *testing.T) {
 	s := openRing(t, ringOptions(codec.None))
@@ -401,6 +431,17 @@ func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
 			v[17] = float32(math.Inf(1))
 			return tensorOf(layer, wire.Float32, v), 17
 		}},
+		"rounded": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			v := make([]uint16, 1000)
+			for i := range v {
+				v[i] = 0x3F81 // 1.0078
+			}
+			v[3], v[500] = 0x7F7F, 0x7F80 // the largest value, and infinity
+			return tensorOf(layer, wire.BFloat16, v), 500
+		}},
+		"all": {false, func(s *Session, layer uint32) (*Tensor, int64) {
+			return tensorOf(layer, wire.Float32, []float32{bad, bad, bad}), 0
+		}},
 		"bfloat16": {false, func(s *Session, layer uint32) (*Tensor, int64) {
 			v := make([]uint16, 1000)
 			v[999] = 0x7FC0
@@ -409,7 +450,9 @@ func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := ringOptions(codec.None)
-			o.KeepFloat32 = c.keep
+			if o.KeepFloat32 = c.keep; name == "rounded" {
+				o.ErrorBound = 1e-3
+			}
 			s := openRing(t, o)
 			layers := layersOf(t, s, 3)
 			runStep(t, s, layers, 0, 100)

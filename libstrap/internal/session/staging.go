@@ -137,7 +137,7 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			reserved, left = st.line.Reserved(&c.turn)
 			back = c.place.back
 		}
-		region, ok, err := st.alloc(n, reserved)
+		region, ok, err := st.alloc(n, reserved, c.step)
 		if ok || err != nil {
 			return region, err
 		}
@@ -174,15 +174,15 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 	}
 }
 
-// alloc takes n bytes if they are free. Steps of the ring give way for them; if none can, and no bytes
-// become free otherwise, alloc returns ErrDropped.
-func (st *staging) alloc(n, reserved int) (region arena.Region, ok bool, err error) {
+// alloc takes n bytes for a tensor of a step if they are free. Other steps of the ring give way; if none
+// can, and no bytes become free otherwise, alloc returns ErrDropped.
+func (st *staging) alloc(n, reserved int, step int64) (region arena.Region, ok bool, err error) {
 	for {
 		region, ok, err = st.arena.TryAlloc(n, reserved)
 		if ok || err != nil || st.ring == nil {
 			return region, ok, err
 		}
-		gave, busy := st.ring.giveWay()
+		gave, busy := st.ring.giveWay(step)
 		if !gave && !busy {
 			return region, false, ErrDropped
 		}

@@ -149,6 +149,26 @@ def test_the_oldest_steps_give_way(tmp_path):
     check(path, model, stats.oldest_step, 59)
 
 
+def test_a_step_larger_than_the_memory_is_told(tmp_path):
+    wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
+    with (
+        torch.no_grad(),
+        flight_recorder(wide, tmp_path / "run", memory_gb=0.0011, config=whole()) as recorder,
+    ):
+        wide(torch.ones(2000, 64))  # 20 MB in large tensors
+        wide(torch.ones(32, 64))
+        stats = recorder.stats()
+        assert stats.steps == 1 and stats.oldest_step == 1 and 35 < stats.dropped < 41
+        wide(torch.ones(150, 64))  # 1.5 MB
+        assert recorder.stats().steps == 1
+        assert stats.dropped < recorder.stats().dropped < stats.dropped + 41
+        recorder.dump()
+    (dump,) = recorder.dumps
+    with ActivationReader(dump.path) as reader:
+        missing = [one for one in reader.select(steps=2) if one.error]
+        assert missing and all("no room" in one.error for one in missing)
+
+
 @pytest.mark.parametrize("limit", [{"steps": 3}, {"seconds": 0.5}], ids=str)
 def test_steps_and_seconds_bound_what_is_kept(tmp_path, limit):
     model = Model()
