@@ -165,8 +165,9 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
         recorder.dump()
     (dump,) = recorder.dumps
     with ActivationReader(dump.path) as reader:
-        missing = [one for one in reader.select(steps=2) if one.error]
-        assert missing and all("no room" in one.error for one in missing)
+        index = reader.index.to_pandas()
+        missing = index[index.error.notna()]
+        assert set(missing.step) == {2} and missing.error.str.contains("no room").all()
 
 
 @pytest.mark.parametrize("limit", [{"steps": 3}, {"seconds": 0.5}], ids=str)
