@@ -325,6 +325,27 @@ def test_two_recorders_and_a_capture_of_one_model(tmp_path):
     check(second.dumps[0].path, model, 0, 3)
 
 
+class Root(nn.Module):
+    """The gradient of a root is infinite where the value is 0."""
+
+    def forward(self, x):
+        return x.sqrt()
+
+
+def test_a_gradient_that_is_not_finite(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Root())
+    config = whole().with_gradients()
+    with flight_recorder(model, tmp_path / "run", config=config, after=0) as recorder:
+        model(torch.ones(1, 4)).sum().backward()
+        model(torch.ones(1, 4))
+    (dump,) = recorder.dumps
+    assert (dump.trigger.layer, dump.trigger.path) == ("1", "!grad")
+    assert dump.trigger.step == 0 and dump.trigger.value == "inf"
+    with ActivationReader(dump.path) as reader:
+        assert "1!grad" in reader.layers
+
+
 def test_a_small_module_of_torch(tmp_path):
     layer = nn.Linear(3, 3)
     with flight_recorder(layer, tmp_path / "run") as recorder:
