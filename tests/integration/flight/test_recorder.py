@@ -153,6 +153,7 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
     wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
     with (
         torch.no_grad(),
+        pytest.warns(RuntimeWarning, match=r"found no room .* memory_gb = 0\.0011") as told,
         flight_recorder(wide, tmp_path / "run", memory_gb=0.0011, config=whole()) as recorder,
     ):
         wide(torch.ones(2000, 64))  # 20 MB in large tensors
@@ -163,6 +164,7 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
         assert recorder.stats().steps == 1
         assert stats.dropped < recorder.stats().dropped < stats.dropped + 41
         recorder.dump()
+    assert len(told) == 1
     (dump,) = recorder.dumps
     with ActivationReader(dump.path) as reader:
         index = reader.index.to_pandas()
