@@ -67,7 +67,7 @@ def test_the_first_value_that_is_not_finite(model, tmp_path, seed):
         f"{layer}.0", step, element, 40,
     )  # fmt: skip
     assert first.request == f"request {step}" and first.times is None and first.not_finite == 1
-    assert first.value == value or math.isnan(value) and math.isnan(first.value)
+    assert first.value == value or (math.isnan(value) and math.isnan(first.value))
     ranges = {one.name: one for one in found.layers}
     assert found.steps == 6 and len(ranges) == 13
     for name, one in ranges.items():

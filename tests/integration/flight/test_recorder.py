@@ -183,6 +183,9 @@ def test_steps_and_seconds_bound_what_is_kept(tmp_path, limit):
             for _ in range(3):
                 model.run()
         assert recorder.stats().steps == 3
+        recorder.dump()
+    last = len(model.seen) - 1
+    check(recorder.dumps[0].path, model, last - 2, last)
     with pytest.raises(InvalidArgumentError, match="at least one step"):
         FlightRecorder(model.model, tmp_path / "run", steps=0)
 

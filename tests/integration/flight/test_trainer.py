@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 pytest.importorskip("accelerate")
 
-from llm_instrumentation.flight.trainer import FlightCallback  # noqa: E402
+from llm_instrumentation.flight.trainer import FlightCallback
 
 LAYER = "model.layers.1.mlp.down_proj"
 
