@@ -62,7 +62,8 @@ check: lint $(NATIVE) ## Lint, and the tests nearest to what differs from the co
 	tests=$$($(PY) scripts/nearest_tests.py --base $(BASE)) && { [ -z "$$tests" ] || \
 		{ $(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) $$tests -n $(JOBS) --dist loadfile; }; }
 
-test: test-go test-abi test-python test-faults lint docs ## Run every check, but for those of test-long
+# Lint comes first, because its cache is used by a test too.
+test: lint docs test-go test-abi test-python test-faults ## Run every check, but for those of test-long
 
 test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release
 	-$(PY) packaging/versitygw.py

@@ -273,6 +273,10 @@ func TestTheLimitsOfARing(t *testing.T) {
 			if st := s.Stats().Ring; st.Steps != c.kept || st.GoneSteps != 40-c.kept || st.OldestStep != int64(40-c.kept) {
 				t.Errorf("%+v", st)
 			}
+			path := filepath.Join(t.TempDir(), "a.stream")
+			beginDump(t, s, path)
+			endDump(t, s)
+			checkSteps(t, path, int64(40-c.kept), 39, 1, 100)
 		})
 	}
 }

@@ -264,7 +264,7 @@ func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 		return o, err
 	}
 	o = s.opts
-	o.Ring = false
+	o.Ring, o.RingSteps, o.RingSeconds = false, 0, 0
 	return o, nil
 }
 

@@ -82,7 +82,7 @@ class FlightRecorder:
         model: the model.
         path: where dumps go: ``path-000001``, ``path-000002`` and so on.
         memory_gb: the memory of the ring, in GB. A step that is larger loses tensors, which are
-            counted, and there is a warning.
+            counted; the next dump, or the end, warns of it.
         steps: the most steps in memory; None: as many as it holds.
         seconds: steps that began so long before the newest one give way; None: none does for its
             age.
@@ -156,6 +156,7 @@ class FlightRecorder:
         self._last_dump = -math.inf
         self._held_back = 0
         self._failed = False  # a dump could not be written
+        self._told_of_dropped = False
         self._finishing: threading.Thread | None = None
 
     # ---- begin and end --------------------------------------------------------
@@ -197,6 +198,7 @@ class FlightRecorder:
                 return
             self._look()
             self._end_dump()
+            self._tell_of_dropped(recorder)
             finishing = self._finishing
         if finishing is not None:
             finishing.join()
@@ -361,6 +363,7 @@ class FlightRecorder:
         if self._finishing is not None:
             self._finishing.join()
         recorder = self._running()
+        self._tell_of_dropped(recorder)
         folder = DumpFolder(next_folder(self._path), trigger, self._config, self._labels)
         self._last_dump = time.monotonic()
         try:
@@ -373,6 +376,17 @@ class FlightRecorder:
         if step >= self._until:
             self._end_dump()
         return folder.path
+
+    def _tell_of_dropped(self, recorder: Recorder) -> None:
+        """Warns once if a step was larger than the memory."""
+        if self._told_of_dropped or not (dropped := recorder.ring().dropped):
+            return
+        self._told_of_dropped = True
+        warn(
+            f"{dropped} tensors found no room in the flight recorder {self._path}: a step is "
+            f"larger than memory_gb = {self._config.max_memory_gb:g}. Give more, or select fewer "
+            "layers"
+        )
 
     def _end_dump(self, *, here: bool = False) -> None:
         """Lets the ring keep what comes, and a thread finish the dump; with `here` this thread."""

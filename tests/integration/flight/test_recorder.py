@@ -153,6 +153,7 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
     wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
     with (
         torch.no_grad(),
+        pytest.warns(RuntimeWarning, match=r"found no room .* memory_gb = 0\.0011") as told,
         flight_recorder(wide, tmp_path / "run", memory_gb=0.0011, config=whole()) as recorder,
     ):
         wide(torch.ones(2000, 64))  # 20 MB in large tensors
@@ -163,6 +164,7 @@ def test_a_step_larger_than_the_memory_is_told(tmp_path):
         assert recorder.stats().steps == 1
         assert stats.dropped < recorder.stats().dropped < stats.dropped + 41
         recorder.dump()
+    assert len(told) == 1
     (dump,) = recorder.dumps
     with ActivationReader(dump.path) as reader:
         index = reader.index.to_pandas()
@@ -181,6 +183,9 @@ def test_steps_and_seconds_bound_what_is_kept(tmp_path, limit):
             for _ in range(3):
                 model.run()
         assert recorder.stats().steps == 3
+        recorder.dump()
+    last = len(model.seen) - 1
+    check(recorder.dumps[0].path, model, last - 2, last)
     with pytest.raises(InvalidArgumentError, match="at least one step"):
         FlightRecorder(model.model, tmp_path / "run", steps=0)
 
@@ -323,6 +328,27 @@ def test_two_recorders_and_a_capture_of_one_model(tmp_path):
         second.dump()
     check(first.dumps[0].path, model, 0, 3)
     check(second.dumps[0].path, model, 0, 3)
+
+
+class Root(nn.Module):
+    """The gradient of a root is infinite where the value is 0."""
+
+    def forward(self, x):
+        return x.sqrt()
+
+
+def test_a_gradient_that_is_not_finite(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Root())
+    config = whole().with_gradients()
+    with flight_recorder(model, tmp_path / "run", config=config, after=0) as recorder:
+        model(torch.ones(1, 4)).sum().backward()
+        model(torch.ones(1, 4))
+    (dump,) = recorder.dumps
+    assert (dump.trigger.layer, dump.trigger.path) == ("1", "!grad")
+    assert dump.trigger.step == 0 and dump.trigger.value == "inf"
+    with ActivationReader(dump.path) as reader:
+        assert "1!grad" in reader.layers
 
 
 def test_a_small_module_of_torch(tmp_path):
