@@ -191,7 +191,8 @@ typedef struct strap_open_options {
                                 unreadable index is begun anew with this id. With CREATE: NULL */
   int32_t ring;              /* 0: capture to a stream. 1: keep the last steps in the staging memory
                                 until strap_dump writes them. No file is opened, and PATH is for
-                                messages alone. The mode is CREATE */
+                                messages alone. The mode is CREATE. The memory is taken from the system at
+                                once */
   int32_t ring_steps;        /* the most steps of the ring; 0: as many as the memory holds */
   double ring_seconds;       /* steps that began so long before the newest one give way; 0: none
                                 does for its age */

@@ -84,6 +84,9 @@ func Open(path string, o Options) (*Session, error) {
 		return nil, err
 	}
 	mem.Touch(o.BurstBytes)
+	if o.Ring { // all of it will be used, and touching memory later would slow the host
+		mem.Touch(mem.Limit())
+	}
 	count := &counters{}
 	with := stream.Options{
 		Memory: mem.Limit() / 4, Files: o.Files, Busy: &stopwatch.Stopwatch{},
