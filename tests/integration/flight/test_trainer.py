@@ -6,12 +6,11 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig
 from llm_instrumentation.analysis.blame import blame
+from llm_instrumentation.flight import flight_recorder
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 pytest.importorskip("accelerate")
-
-from llm_instrumentation.flight.trainer import FlightCallback
 
 LAYER = "model.layers.1.mlp.down_proj"
 
@@ -39,13 +38,14 @@ def test_the_layer_and_the_step_are_found(tmp_path):
     ids = torch.randint(50, (24, 12))
     data = [{"input_ids": row, "labels": row} for row in ids]
     config = InstrumentationConfig.balanced().with_gradients()
-    flight = FlightCallback(tmp_path / "run", config=config, after=0, steps=5)
     arguments = TrainingArguments(
         tmp_path / "out", per_device_train_batch_size=2, max_steps=12, use_cpu=True, report_to=[],
         save_strategy="no", logging_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    Trainer(model, arguments, train_dataset=data, callbacks=[flight, Spoils(9)]).train()
-    (dump,) = flight.recorder.dumps
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Spoils(9)])
+    with flight_recorder(model, tmp_path / "run", config=config, after=0, steps=5) as recorder:
+        trainer.train()
+    (dump,) = recorder.dumps
     assert (dump.trigger.layer, dump.trigger.step, dump.trigger.value) == (LAYER, 9, "nan")
     with ActivationReader(dump.path) as reader:
         assert reader.steps == (5, 6, 7, 8, 9)
