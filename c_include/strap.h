@@ -457,7 +457,8 @@ typedef struct strap_stats_t {
   uint64_t ring_bytes;      /* staging memory that they hold */
   uint64_t ring_gone_steps; /* steps that gave way to newer ones */
   uint64_t ring_gone_packets; /* packets of those, and tensors that came after their step had gone */
-  int64_t ring_oldest_step; /* of the ring; -1: it is empty, or the step's number is unknown */
+  int64_t ring_oldest_step; /* the least number of a step in the ring; -1: it is empty, or the step's number is unknown */
+  int64_t ring_gone_step;   /* the greatest number of a step that gave way; -1: none did */
   int64_t ring_oldest_ns;   /* CLOCK_MONOTONIC of the oldest tensor in the ring; 0: it is empty */
 } strap_stats_t;
 

@@ -342,6 +342,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.ring_bytes = C.uint64_t(st.Ring.Bytes)
 		out.ring_gone_steps, out.ring_gone_packets = C.uint64_t(st.Ring.GoneSteps), C.uint64_t(st.Ring.GonePackets)
 		out.ring_oldest_step, out.ring_oldest_ns = C.int64_t(st.Ring.OldestStep), C.int64_t(st.Ring.OldestTimeNS)
+		out.ring_gone_step = C.int64_t(st.Ring.GoneStep)
 		return nil
 	})
 }

@@ -14,7 +14,7 @@ import (
 // at least least.
 type exponent struct {
 	width int    // bytes of a word
-	least uint64 // of the words without sign; 0: the type has no such words
+	least uint64 // of the words without sign
 }
 
 // exponents are those of the types that can hold infinities or NaN. Of the float8 types without

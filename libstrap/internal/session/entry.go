@@ -65,8 +65,7 @@ type entry struct {
 type keptStep struct {
 	step    int64
 	entries []*entry
-	copying int   // entries whose elements are being copied
-	bytes   int64 // of the regions
+	copying int // entries whose elements are being copied
 }
 
 // payload returns the memory of the payload, with the room that is left behind it.

@@ -140,3 +140,13 @@ func (o *order) Taken() uint64 {
 	defer o.mu.Unlock()
 	return o.taken
 }
+
+// PushPacket adds a packet as Push does, and counts it as queued.
+func (o *order) PushPacket(it *entry, c *counters) error {
+	c.queuedPackets.Add(1)
+	err := o.Push(it)
+	if err != nil {
+		c.queuedPackets.Add(^uint64(0))
+	}
+	return err
+}

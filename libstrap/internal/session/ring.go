@@ -41,8 +41,9 @@ type ring struct {
 type RingStats struct {
 	Steps, Packets, Bytes  uint64 // in the ring now
 	GoneSteps, GonePackets uint64 // gave way
-	OldestStep             int64  // -1: none, or its number is not known
-	OldestTimeNS           int64  // CLOCK_MONOTONIC of its first tensor; 0: none
+	OldestStep             int64  // the least number of a step; -1: none, or it is not known
+	GoneStep               int64  // the greatest number of a step that gave way; -1: none did
+	OldestTimeNS           int64  // CLOCK_MONOTONIC of the oldest tensor; 0: none
 }
 
 func newRing(opts *Options, life *lifecycle, mem *arena.Arena, o *order, jobs *backlog, made *entries, c *counters) *ring {
@@ -76,7 +77,6 @@ func (g *ring) push(it *entry) error {
 	}
 	if it.is == packetEntry {
 		in.copying++
-		in.bytes += it.staged()
 		g.kept.Packets++
 		g.kept.Bytes += uint64(it.staged())
 	}
@@ -99,14 +99,10 @@ func (g *ring) stepOf(number int64) *keptStep {
 
 // pass adds an entry to the order.
 func (g *ring) pass(it *entry) error {
-	if it.is == packetEntry {
-		g.counters.queuedPackets.Add(1)
+	if it.is == noteEntry {
+		return g.order.Push(it)
 	}
-	err := g.order.Push(it)
-	if err != nil && it.is == packetEntry {
-		g.counters.queuedPackets.Add(^uint64(0))
-	}
-	return err
+	return g.order.PushPacket(it, g.counters)
 }
 
 // copied tells that the elements of a packet are in its region.
@@ -258,9 +254,12 @@ func (g *ring) stats() RingStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.kept
-	s.Steps, s.OldestStep = uint64(len(g.steps)), -1
+	s.Steps, s.OldestStep, s.GoneStep = uint64(len(g.steps)), -1, g.newest
 	if len(g.steps) > 0 {
 		s.OldestStep, s.OldestTimeNS = g.steps[0].step, g.steps[0].entries[0].row.TimeNS
+		for _, in := range g.steps { // those of several threads may have come in another order
+			s.OldestStep = min(s.OldestStep, in.step)
+		}
 	}
 	return s
 }

@@ -311,6 +311,18 @@ func TestSmallTensorsOfAStepLargerThanTheRing(t *testing.T) {
 	}
 }
 
+// Two threads may begin steps 5 and 6, and the first tensor of 6 comes first.
+func TestTheOldestStepIsTheOneWithTheLeastNumber(t *testing.T) {
+	s := openRing(t, ringOptions(codec.None))
+	layers := layersOf(t, s, 1)
+	for _, number := range []int64{6, 5, 7} {
+		runStep(t, s, layers, number, 10)
+	}
+	if kept := s.Stats().Ring; kept.OldestStep != 5 || kept.Steps != 3 {
+		t.Errorf("%+v", kept)
+	}
+}
+
 // A step that gave way while it ran does not come back in parts.
 func TestTensorsOfAStepThatGaveWayAreLeftOut(t *testing.T) {
 	s := openRing(t, ringOptions(codec.None))

@@ -63,12 +63,7 @@ func (st *staging) number(it *entry) error {
 	if st.ring != nil {
 		return st.ring.push(it)
 	}
-	st.counters.queuedPackets.Add(1)
-	err := st.order.Push(it)
-	if err != nil {
-		st.counters.queuedPackets.Add(^uint64(0))
-	}
-	return err
+	return st.order.PushPacket(it, st.counters)
 }
 
 // copied adds a packet whose elements are in its region to the backlog, unless the ring keeps it.

@@ -125,6 +125,7 @@ class Stats(ctypes.Structure):
         ("ring_gone_steps", ctypes.c_uint64),
         ("ring_gone_packets", ctypes.c_uint64),
         ("ring_oldest_step", ctypes.c_int64),
+        ("ring_gone_step", ctypes.c_int64),
         ("ring_oldest_ns", ctypes.c_int64),
     ]
 

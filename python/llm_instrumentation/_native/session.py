@@ -82,6 +82,7 @@ class SessionStats:
     ring_gone_steps: int
     ring_gone_packets: int
     ring_oldest_step: int
+    ring_gone_step: int
     ring_oldest_ns: int
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ..._native import SessionStats
 from ..calls.call_writer import CallWriter
 from ..calls.waiting_calls import RefusedTokens, Roll, WaitingCall
 
@@ -20,17 +21,18 @@ class HeldCalls:
     """The calls of a capture whose session keeps the last steps in a ring.
 
     Args:
-        oldest: tells the oldest step in the ring; a negative number: the ring is empty.
+        ring: tells of the ring.
 
     Attributes:
         lost: the number of calls that could not be recorded.
     """
 
-    def __init__(self, oldest: Callable[[], int]) -> None:
-        self._oldest = oldest
+    def __init__(self, ring: Callable[[], SessionStats]) -> None:
+        self._ring = ring
         self._lock = threading.RLock()  # reentrant, because a signal handler may call a model
         # The lock guards all below.
         self._kept: list[tuple[WaitingCall | RefusedTokens, int]] = []  # with their bytes
+        self._written = 0  # so many of them, from the first on, are in an earlier dump
         self._calls = self._bytes = 0  # added since the last look for old ones
         self._writer: CallWriter | None = None  # of the dump that is being written
         self._lost = 0
@@ -50,7 +52,7 @@ class HeldCalls:
             self._calls += 1
             self._bytes += size
             if self._calls > _SOME_CALLS or self._bytes > _SOME_BYTES:
-                self._drop_old()
+                self._drop_old(self._ring())
 
     def note(self, note: RefusedTokens | Roll) -> None:
         """Takes what is no call, in its order among the calls."""
@@ -65,13 +67,18 @@ class HeldCalls:
         with self._lock:
             self._lost += 1
 
-    def begin(self, writer: CallWriter, oldest: int) -> None:
-        """Writes the calls from the step `oldest` on, and all to come until :meth:`end`."""
+    def begin(self, writer: CallWriter, ring: SessionStats) -> None:
+        """Writes the calls of the steps in the ring, and all to come until :meth:`end`.
+
+        Args:
+            writer: the writer of the dump.
+            ring: the ring before the dump.
+        """
         with self._lock:
+            self._drop_old(ring)
             self._writer = writer
+            self._written = len(self._kept)
             for one, size in self._kept:
-                if one.step < oldest:
-                    continue
                 if isinstance(one, WaitingCall):
                     writer.add(one, size)
                 else:
@@ -107,7 +114,15 @@ class HeldCalls:
             if self._writer is not None:
                 self._writer.abandon()
 
-    def _drop_old(self) -> None:
-        oldest = self._oldest()
-        self._kept = [(one, size) for one, size in self._kept if one.step >= oldest]
+    def _drop_old(self, ring: SessionStats) -> None:
+        """Keeps the calls of steps in the ring, and of those whose tensors may still come."""
+
+        def waits(number: int, step: int) -> bool:
+            if ring.ring_steps and step >= ring.ring_oldest_step:
+                return True
+            return number >= self._written and step > ring.ring_gone_step
+
+        kept = [waits(number, one.step) for number, (one, _) in enumerate(self._kept)]
+        self._written = sum(kept[: self._written])
+        self._kept = [one for one, keep in zip(self._kept, kept, strict=True) if keep]
         self._calls = self._bytes = 0

@@ -92,9 +92,7 @@ class Recorder:
             self._sink = TensorSink(session, state, plan.config)
             remove_earlier(plan.replaces)
             first = next_step(plan)
-            held = (
-                None if plan.ring is None else HeldCalls(lambda: session.stats().ring_oldest_step)
-            )
+            held = None if plan.ring is None else HeldCalls(session.stats)
             log = _log_of(plan, session, first, state, held)
             undo.callback(log.abandon)
             self._attached = attached = contextlib.ExitStack()

@@ -65,9 +65,9 @@ class Streams:
         """Writes what the ring keeps, and all to come until :meth:`end_dump`; returns its id."""
         assert self._held is not None
         self._sink.flush()
-        oldest = self._session.stats().ring_oldest_step
+        ring = self._session.stats()
         self._session.dump(path)
-        self._held.begin(self._log.writer(path, self._session.capture_id), oldest)
+        self._held.begin(self._log.writer(path, self._session.capture_id), ring)
         self.paths.append(path)
         return self._session.capture_id
 
