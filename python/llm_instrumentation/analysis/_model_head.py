@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.outputs import replace_tensor
-from ..core.selection import adapter_advice, original_name
+from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["ModelHead", "evaluating", "unembedding_of"]

@@ -19,7 +19,7 @@ from .._atomic import sync_directory, typed_errors
 from .._files import partial_beside, remove_leftovers
 from .._native import Reader, Session
 from ..core.config import HookGranularity, InstrumentationConfig
-from ..core.files.calls_file import CallsFile, Column, calls_path_for
+from ..core.files.calls_file import AboutModels, CallsFile, Column, calls_path_for
 from ..core.files.earlier import EarlierFiles
 from ..core.tensors.layouts import Layouts
 from ..core.token_files import load_token_metadata, save_token_metadata, token_file_paths
@@ -294,7 +294,9 @@ class _CaptureWriter:
         """Writes the rows that wait to the calls file."""
         if self._calls is None:
             self._calls = CallsFile(
-                calls_path_for(self._path), self.capture_id, {}, {"": _BATCH_FIRST.record}
+                calls_path_for(self._path),
+                self.capture_id,
+                AboutModels({}, {"": _BATCH_FIRST.record}, {}),
             )
         if self._columns:
             self._calls.write(self._columns, self._lists)

@@ -31,6 +31,7 @@ from .._extras import extra
 from .._native import ReaderInfo, capture_id_of
 from .._pages import units
 from .._warn import warn
+from ..core.config import SiteKind
 from ..core.files.run_folder import is_run_folder
 from ..core.files.run_records import RunRecord
 from ..core.token_files import load_token_metadata
@@ -62,7 +63,7 @@ from .reading.remote_run import RemoteRunStreams
 from .reading.run_folder import RunStreams
 from .reading.selection import Selector, among, bounds
 from .reading.snapshot import Snapshot, StoredForm
-from .rows import Rows
+from .rows import NoCallsError, Rows
 from .salvage import SalvageReport, salvage
 from .token_rows.layer_tokens import LayerTokens
 
@@ -403,6 +404,63 @@ class ActivationReader:
                 'their column "padding" is -1'
             )
         return vectors
+
+    def names(
+        self, site: SiteKind, layers: int | Iterable[int] | None = None, *, stack: str | None = None
+    ) -> list[str]:
+        """The names of layers by what they are in the model, whatever its architecture calls them.
+
+        Args:
+            site: see `InstrumentationConfig.with_sites`.
+            layers: numbers of layers, from 0; negative ones count from the end. None: all that have
+                the site and were captured.
+            stack: a part of the name of the list of layers, for models with several, such as
+                "decoder".
+
+        Raises:
+            UnknownActivationError: (a KeyError) `layers` is None, and none was captured.
+            NoCallsError: (a LookupError) the capture does not say what is what in its model.
+            InvalidArgumentError: (a ValueError) the model does not have the site, or it is not
+                known; or it has several stacks, or the capture several models.
+        """
+        sites = self._calls_of_capture().sites
+        if not sites:
+            raise NoCallsError(
+                f"the calls file of {self.path} does not say which layer is the {site}, because "
+                "an older release or an import made it: choose layers by their names"
+            )
+        if len(sites) > 1:
+            raise InvalidArgumentError(
+                f"{self.path} has several models, {', '.join(sites)}: choose layers by their names"
+            )
+        (of_model,) = sites.values()
+        found = of_model.find(site, layers, stack=stack)
+        if layers is not None:
+            return found
+        if not (captured := [name for name in found if name in self]):
+            raise UnknownActivationError(self._unknown(found[0], self.layers))
+        return captured
+
+    def residual(self, layer: int, *, stack: str | None = None) -> ActivationView:
+        """The residual stream behind a layer, which is what the layer returns; see `names`.
+
+        Args:
+            layer: the number of the layer, from 0; negative ones count from the end.
+            stack: see `names`.
+
+        Raises:
+            UnknownActivationError: (a KeyError) it was not captured.
+            NoCallsError, InvalidArgumentError: as `names`.
+        """
+        return self[self.names("residual", layer, stack=stack)[0]]
+
+    def attention(self, layer: int, *, stack: str | None = None) -> ActivationView:
+        """What the attention of a layer returns, before it is added; as `residual`."""
+        return self[self.names("attention", layer, stack=stack)[0]]
+
+    def mlp(self, layer: int, *, stack: str | None = None) -> ActivationView:
+        """What the feed-forward block of a layer returns, before it is added; as `residual`."""
+        return self[self.names("mlp", layer, stack=stack)[0]]
 
     @property
     def capture_id(self) -> str | None:

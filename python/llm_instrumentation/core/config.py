@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple, TypeAlias, Union, get_args
 
 from .._cpus import usable_cpus
 
@@ -25,6 +25,8 @@ __all__ = [
     "InstrumentationConfig",
     "LayerPattern",
     "Preset",
+    "SiteChoice",
+    "SiteKind",
     "from_preset",
 ]
 
@@ -53,6 +55,25 @@ MAX_STEPS = 2**63 - 1
 LayerPattern = Union[str, "re.Pattern[str]", type]
 """A glob over the whole module name (`*` crosses dots), a regular expression searched in it, or a
 `torch.nn.Module` class whose instances match."""
+
+SiteKind: TypeAlias = Literal[
+    "residual", "attention", "cross_attention", "mlp", "embeddings", "final_norm", "unembedding"
+]
+"""Places of a model under names that hold for every architecture; see `with_sites`."""
+
+
+class SiteChoice(NamedTuple):
+    """What one call of `with_sites` chooses of one kind.
+
+    Attributes:
+        kind: which site.
+        layers: the numbers of layers; None: all.
+        stack: a part of the name of the stack of layers; None: the model has one.
+    """
+
+    kind: SiteKind
+    layers: tuple[int, ...] | None
+    stack: str | None
 
 
 class HookGranularity(Enum):
@@ -121,6 +142,7 @@ class InstrumentationConfig:
         include: patterns of modules to keep among those of the granularity, see `LayerPattern`;
             empty keeps all.
         exclude: patterns of modules to leave out.
+        sites: modules to keep beside those of `include`; see `with_sites`.
         kv_cache: also capture the key-value caches that models return. Off by default, because
             each step repeats the whole cache.
         sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1. Other
@@ -193,12 +215,14 @@ class InstrumentationConfig:
     segment_s: float | None = None
     keep_gb: float | None = None
     keep_s: float | None = None
+    sites: tuple[SiteChoice, ...] = ()
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
         self.include = _patterns("include", self.include)
         self.exclude = _patterns("exclude", self.exclude)
         self.probes = _probes(self.probes)
+        self.sites = _sites(self.sites)
         self.validate()
 
     def validate(self) -> None:
@@ -224,6 +248,7 @@ class InstrumentationConfig:
         if self.progress is not None:
             _check_bool("progress", self.progress)
         _probes(self.probes)
+        _sites(self.sites)
         _check_positive("probe_interval_s", self.probe_interval_s)
         if self.probe_interval_s >= 1e9:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
@@ -396,6 +421,38 @@ class InstrumentationConfig:
         if exclude is not None:
             changes["exclude"] = exclude
         return self._change(**changes)
+
+    def with_sites(
+        self,
+        *kinds: SiteKind,
+        layers: int | Iterable[int] | None = None,
+        stack: str | None = None,
+    ) -> InstrumentationConfig:
+        """Narrows the capture to places of the model that every architecture has::
+
+            config.with_sites("residual", "mlp", layers=range(4, 8)).with_sites("final_norm")
+
+        A second call adds to the first. Modules that `with_layers` includes are kept too. Without
+        arguments it clears the choice. `ActivationReader.residual` and its like read them.
+
+        Args:
+            kinds: "residual": what a layer returns, which is the residual stream behind it.
+                "attention", "cross_attention", "mlp": what the block of a layer returns, before a
+                norm or a factor that follows it and before the residual stream is added.
+                "embeddings": the vectors of token ids. "final_norm": what the norm behind the last
+                layer returns. "unembedding": the logits.
+            layers: numbers of layers, from 0; negative ones count from the end. None: all that
+                have the site.
+            stack: a part of the name of the list of layers, for models with several, such as
+                "decoder".
+
+        Raises:
+            ValueError: there is no such kind, or a number is none. A model that does not have the
+                site is told when the capture begins.
+        """
+        chosen = () if layers is None else (layers,) if isinstance(layers, int) else tuple(layers)
+        more = [SiteChoice(kind, None if layers is None else chosen, stack) for kind in kinds]
+        return self._change(sites=(*self.sites, *more) if kinds else ())
 
     def with_sampling(self, rate: float, seed: int = 0) -> InstrumentationConfig:
         """Keeps a reproducible sample of every output: granularity SAMPLED_SLICES."""
@@ -676,6 +733,20 @@ def _patterns(field: str, value: Any) -> tuple[LayerPattern, ...]:
                 f"torch.nn.Module classes, not {pattern!r}"
             )
     return patterns
+
+
+def _sites(value: Any) -> tuple[SiteChoice, ...]:
+    found = []
+    for one in value:
+        kind, layers, stack = one
+        _check_choice("sites", kind, get_args(SiteKind))
+        for number in layers or ():
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise ValueError(f"sites takes numbers of layers, not {number!r}")
+        if not (stack is None or isinstance(stack, str)):
+            raise ValueError(f"sites takes a part of a name as stack, not {stack!r}")
+        found.append(SiteChoice(kind, None if layers is None else tuple(layers), stack))
+    return tuple(found)
 
 
 def _is_module_class(value: Any) -> bool:

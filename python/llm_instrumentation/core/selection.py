@@ -6,39 +6,24 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from torch import nn
 
+from ..errors import InvalidArgumentError
 from .config import HookConfig, HookGranularity, InstrumentationConfig, LayerPattern
+from .tensors.model_sites import sites_of_model
+from .tensors.modules import (
+    Item,
+    has_forward,
+    is_attention,
+    mlp_test,
+    original_name,
+    parents_of,
+    uncompiled,
+)
 
 __all__ = ["LayerSelectionError", "select_modules"]
 
 _NAMES_SHOWN = 8
-
-# Attention blocks are recognised by the last part of their name (`attn`, `self_attn`, `attention`,
-# `SelfAttention`, `attn1`) or by their class (`LlamaAttention`, `BertSdpaSelfAttention`,
-# `LlamaFlashAttention2`, `MultiheadAttention`).
-_ATTENTION_NAME = re.compile(r"(attn|attention)\d*$", re.IGNORECASE)
-_ATTENTION_CLASS = re.compile(r"(Attn|Attention)\d*$")
-
-# Feed-forward blocks are recognised by their name (`mlp`, `feed_forward`, `ffn`,
-# `block_sparse_moe`, `shared_expert`) or by their class (`LlamaMLP`, `T5LayerFF`,
-# `T5DenseActDense`, `MixtralSparseMoeBlock`, `Qwen2MoeExperts`).
-_MLP_NAME = re.compile(r"(^|_)(mlp|ffn?|feed_?forward|moe|experts?)\d*$", re.IGNORECASE)
-_MLP_CLASS = re.compile(
-    r"(MLP|Mlp|FFN?|FeedForward|MoE|MOE|Moe|Experts?|Dense(Gated)?ActDense)"
-    r"(Block|Layer|Network|Net)?\d*$"
-)
-
-# Some layers have no feed-forward block of their own but hold its parts beside the attention:
-# BERT and ViT as `intermediate` and `output`, OPT and BART as `fc1` and `fc2`.
-_MLP_PARTS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
-    (frozenset({"intermediate", "output"}), frozenset({"intermediate", "output"})),
-    (
-        frozenset({"fc1", "fc2"}),
-        frozenset({"fc1", "fc2", "activation_fn", "activation_dropout"}),
-    ),
-)
 
 
 class LayerSelectionError(ValueError):
@@ -62,8 +47,8 @@ def select_modules(
     and MLP_ONLY the feed-forward and mixture-of-experts blocks, each with everything inside it.
     Blocks are recognised by module name and class name. In a BERT layer the attention block is
     `attention` (with `attention.self` and `attention.output`), and the feed-forward block is
-    `intermediate` and the layer's own `output`. The patterns `config.include` and `config.exclude`
-    then narrow the selection.
+    `intermediate` and the layer's own `output`. `config.include`, `config.sites` and
+    `config.exclude` then narrow the selection.
 
     Args:
         model: the model, compiled or not.
@@ -83,14 +68,20 @@ def select_modules(
 
     selected = modules
     if config.granularity is HookGranularity.ATTENTION_ONLY:
-        selected = _blocks(modules, _is_attention)
+        selected = _blocks(modules, is_attention)
     elif config.granularity is HookGranularity.MLP_ONLY:
-        selected = _blocks(modules, _mlp_test(modules))
+        selected = _blocks(modules, mlp_test(modules))
     asked = f"granularity {config.granularity.value}"
     if isinstance(config, InstrumentationConfig):
-        if config.include:
-            selected = [item for item in selected if _matches(item, names, config.include)]
-            asked += f", include {_show_patterns(config.include)}"
+        if config.include or config.sites:
+            sites = _names_of_sites(model, config)
+            selected = [
+                item
+                for item in selected
+                if not sites.isdisjoint(names[id(item[1])]) or _matches(item, names, config.include)
+            ]
+            asked += f", include {_show_patterns(config.include)}" if config.include else ""
+            asked += f", sites {sorted(sites)}" if sites else ""
         if config.exclude:
             selected = [item for item in selected if not _matches(item, names, config.exclude)]
             asked += f", exclude {_show_patterns(config.exclude)}"
@@ -101,15 +92,26 @@ def select_modules(
     return selected
 
 
-_Item = tuple[str, nn.Module]
+def _names_of_sites(model: nn.Module, config: InstrumentationConfig) -> set[str]:
+    """The names of the modules that `config.sites` chooses."""
+    if not config.sites:
+        return set()
+    sites = sites_of_model(model)
+    try:
+        found = [sites.find(kind, layers, stack=stack) for kind, layers, stack in config.sites]
+    except InvalidArgumentError as error:
+        raise LayerSelectionError(f"{type(model).__name__}: {error}") from error
+    return {name for names in found for name in names}
+
+
 _Names = dict[int, list[str]]  # by the id of the module
 
 
-def _callable_modules(model: nn.Module) -> list[_Item]:
+def _callable_modules(model: nn.Module) -> list[Item]:
     modules: dict[str, nn.Module] = {}
     for raw_name, module in model.named_modules():
         name = original_name(raw_name)
-        if has_forward(module) and (name not in modules or _original(modules[name]) is module):
+        if has_forward(module) and (name not in modules or uncompiled(modules[name]) is module):
             modules[name] = module
     return list(modules.items())
 
@@ -122,31 +124,7 @@ def _all_names(model: nn.Module) -> _Names:
     return names
 
 
-def adapter_advice(model: nn.Module) -> str:
-    """The end of a message about parts of a model that are not found; "" without adapters of PEFT.
-
-    PEFT wraps the model and some of its modules, so names and classes are other ones.
-    """
-    if not any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
-        return ""
-    return ". The model has adapters of PEFT: merge them first, with merge_and_unload()"
-
-
-def original_name(name: str) -> str:
-    """A module's name in the model, without the parts that ``torch.compile`` adds."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-def has_forward(module: nn.Module) -> bool:
-    """Whether a module has an output, unlike containers such as ``nn.ModuleList``."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return bool(module._c._has_method("forward"))
-    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
-
-
-def _by_exact_name(
-    modules: list[_Item], names: _Names, target_layers: Sequence[str]
-) -> list[_Item]:
+def _by_exact_name(modules: list[Item], names: _Names, target_layers: Sequence[str]) -> list[Item]:
     wanted = {original_name(name): name for name in target_layers}
     selected = [item for item in modules if not wanted.keys().isdisjoint(names[id(item[1])])]
     missing = wanted.keys() - {name for _, module in selected for name in names[id(module)]}
@@ -156,70 +134,18 @@ def _by_exact_name(
     return selected
 
 
-def _blocks(modules: list[_Item], is_block: Callable[[str, nn.Module], bool]) -> list[_Item]:
+def _blocks(modules: list[Item], is_block: Callable[[str, nn.Module], bool]) -> list[Item]:
     """The blocks and everything inside them; parents come before their children."""
     inside: set[str] = set()
     selected = []
     for name, module in modules:
-        if is_block(name, module) or any(parent in inside for parent in _parents(name)):
+        if is_block(name, module) or any(parent in inside for parent in parents_of(name)):
             inside.add(name)
             selected.append((name, module))
     return selected
 
 
-def _parents(name: str) -> Iterable[str]:
-    if not name:
-        return
-    yield ""
-    for i, character in enumerate(name):
-        if character == ".":
-            yield name[:i]
-
-
-def _is_attention(name: str, module: nn.Module) -> bool:
-    return bool(_ATTENTION_NAME.search(_leaf(name)) or _ATTENTION_CLASS.search(_class_name(module)))
-
-
-def _mlp_test(modules: list[_Item]) -> Callable[[str, nn.Module], bool]:
-    parts: set[str] = set()
-    children: dict[str, set[str]] = {}
-    for name, _ in modules:
-        if name:
-            children.setdefault(_parent(name), set()).add(_leaf(name))
-    for parent, leaves in children.items():
-        for together, members in _MLP_PARTS:
-            if together <= leaves:
-                prefix = parent + "." if parent else ""
-                parts.update(prefix + leaf for leaf in leaves & members)
-
-    def is_mlp(name: str, module: nn.Module) -> bool:
-        return (
-            name in parts
-            or bool(_MLP_NAME.search(_leaf(name)))
-            or bool(_MLP_CLASS.search(_class_name(module)))
-        )
-
-    return is_mlp
-
-
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _class_name(module: nn.Module) -> str:
-    return type(_original(module)).__name__
-
-
-def _original(module: nn.Module) -> nn.Module:
-    original = module._modules.get("_orig_mod")
-    return module if original is None else original
-
-
-def _matches(item: _Item, names: _Names, patterns: Iterable[LayerPattern]) -> bool:
+def _matches(item: Item, names: _Names, patterns: Iterable[LayerPattern]) -> bool:
     module = item[1]
     own = names[id(module)]
     for pattern in patterns:
@@ -228,7 +154,7 @@ def _matches(item: _Item, names: _Names, patterns: Iterable[LayerPattern]) -> bo
         elif isinstance(pattern, re.Pattern):
             matched = any(pattern.search(name) is not None for name in own)
         else:
-            matched = isinstance(_original(module), pattern)
+            matched = isinstance(uncompiled(module), pattern)
         if matched:
             return True
     return False
@@ -243,7 +169,7 @@ def _show_patterns(patterns: Iterable[LayerPattern]) -> str:
     return "[" + ", ".join(map(show, patterns)) + "]"
 
 
-def _available(modules: list[_Item]) -> str:
+def _available(modules: list[Item]) -> str:
     if not modules:
         return "the model has no module with a forward"
     # Names are taken at even distances, so a large model shows more than its first layer.

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.calls.own_hook import OwnHook
 from ..core.outputs import walk_output
-from ..core.selection import has_forward, original_name
+from ..core.tensors.modules import has_forward, original_name
 from ..errors import UnsupportedError
 
 __all__ = ["Additions", "Change", "Together", "layers_of", "scope_of"]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.selection import adapter_advice, original_name
+from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..progress.bars import Progress, reported
 from .edits import Call, Edit

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..analysis.causal_graph.parts import INPUTS
-from ..core.selection import adapter_advice, original_name
+from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 from .heads import AttentionHeads, attention_heads
 

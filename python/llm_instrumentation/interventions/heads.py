@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from ..core.selection import adapter_advice, original_name
+from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [

@@ -8,14 +8,8 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from ..core.config import HookGranularity, InstrumentationConfig
-from ..core.selection import (
-    LayerSelectionError,
-    adapter_advice,
-    has_forward,
-    original_name,
-    select_modules,
-)
+from ..core.tensors.model_sites import attention_blocks, layers_of, mlps_of
+from ..core.tensors.modules import adapter_advice, has_forward, original_name
 from ..errors import InvalidArgumentError
 from .heads import attention_heads
 from .sites import Site
@@ -25,10 +19,6 @@ __all__ = ["NodeKind", "node_names", "sites_of"]
 NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "modules"]
 """The kinds of `sites_of`."""
 
-# The modules whose output is that of a feed-forward block, by the last part of their name. Of two
-# in one layer the earlier one of this list counts: T5 has its block within another one, and BERT
-# has no block but two parts.
-_MLPS = ("DenseReluDense", "mlp", "feed_forward", "ffn", "ff", "block_sparse_moe", "fc2", "output")
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
@@ -97,21 +87,7 @@ def _modules(model: nn.Module) -> list[str]:
 
 
 def _attention(model: nn.Module) -> list[str]:
-    if known := list(attention_heads(model)):
-        return known
-    config = InstrumentationConfig(granularity=HookGranularity.ATTENTION_ONLY)
-    try:
-        found = [name for name, _ in select_modules(model, config)]
-    except LayerSelectionError:
-        return []
-    blocks: list[str] = []
-    for name in found:
-        if not any(name.startswith(f"{block}.") for block in blocks):
-            blocks.append(name)
-    # Parts beside the attention have its name too: `bottleneck.attention`, `post_attention`.
-    modules = _named(model)
-    named = [name for name in blocks if "att" in type(modules[name]).__name__.lower()]
-    return named or blocks
+    return list(attention_heads(model)) or attention_blocks(model)
 
 
 def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
@@ -127,42 +103,11 @@ def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """The entries of the outermost lists of modules that hold attention.
-
-    In a hybrid model some layers of the list have another mixer in its place.
-    """
-    entries: dict[str, list[str]] = {}
-    for name, module in _named(model).items():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            prefix = f"{name}." if name else ""
-            # A list in a list does not run.
-            running = [prefix + n for n, entry in module.named_children() if has_forward(entry)]
-            for one in running:
-                entries[one] = running if isinstance(module, nn.ModuleList) else [one]
-    found: dict[str, None] = {}
-    for name in _attention(model):
-        around = next((one for one in entries if f"{name}.".startswith(f"{one}.")), None)
-        found.update(dict.fromkeys(entries.get(around or "", ())))
-    return list(found)
+    return layers_of(model, _attention(model))
 
 
 def _mlps(model: nn.Module) -> list[str]:
-    names = [original_name(name) for name, module in model.named_modules() if has_forward(module)]
-    attention = _attention(model)
-    found = []
-    for layer in _layers(model):
-        inside = [
-            name
-            for name in names
-            if name.startswith(f"{layer}.")
-            and not any(name.startswith(f"{block}.") for block in attention)
-        ]
-        for wanted in _MLPS:
-            blocks = [name for name in inside if name.rpartition(".")[2] == wanted]
-            if blocks:
-                found.append(min(blocks, key=len))
-                break
-    return found
+    return mlps_of(model, _attention(model))
 
 
 def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ..._json import load_json
 from ..._parsing import parsing
 from ...core.files.calls_file import open_calls, read_calls
 from ...core.tensors.layouts import Layouts
+from ...core.tensors.sites import ModelSites
 from ...errors import CorruptError
 from ..rows import NoCallsError, NotTokenAlignedError
 from .columns import plain
@@ -163,6 +164,8 @@ class Calls:
         with parsing(f"the calls file of {path}", "has a damaged list of encoders"):
             self.encoders = _encoders(load_json(metadata.get(b"encoders", b"{}")))
         self._layouts = _layouts(metadata)
+        with parsing(f"the calls file of {path}", "has a damaged list of sites"):
+            self.sites = _sites(load_json(metadata.get(b"sites", b"{}")))
         self._step = _numbers(table["step"])
         row = _numbers(table["row"])
         self._lists: dict[str, _Lists] = {}
@@ -377,6 +380,16 @@ def _encoders(found: Any) -> dict[str, dict[str, list[str]]]:
         ):
             raise ValueError(f"{record!r} is no lists of names")
     return dict(found)
+
+
+def _sites(found: Any) -> dict[str, ModelSites]:
+    """
+    Raises:
+        ValueError: it does not have sites by model.
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{found!r} has no sites by model")
+    return {model: ModelSites.of_record(record) for model, record in found.items()}
 
 
 def _layouts(metadata: Mapping[bytes, bytes]) -> dict[str, Layouts]:

@@ -12,7 +12,7 @@ import torch
 
 from ...core.calls.padding import real_tokens
 from ...core.outputs import replace_tensor, split_name
-from ...core.selection import original_name
+from ...core.tensors.modules import original_name
 from ...errors import InvalidArgumentError
 from .._model_head import evaluating
 from ..dataset import ActivationDataset

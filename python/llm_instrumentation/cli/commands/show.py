@@ -24,7 +24,21 @@ app = typer.Typer()
 @app.command(epilog=CODES, rich_help_panel=CAPTURES)
 def show(
     stream: Stream,
-    layer: Annotated[str, typer.Argument(help="A name that strap ls lists.", metavar="LAYER")],
+    layer: Annotated[
+        str | None,
+        typer.Argument(help="A name that strap ls lists; or give --site.", metavar="LAYER"),
+    ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option("--site", help="As residual, attention, mlp, embeddings or final_norm."),
+    ] = None,
+    of_layer: Annotated[
+        int | None, typer.Option("--layer", help="With --site: the number of a layer, from 0.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="With --site: as decoder, where there are several."),
+    ] = None,
     step: Annotated[int | None, typer.Option("--step", help="Which forward call.")] = None,
     token: Annotated[
         int | None, typer.Option("--token", help="How many tokens were recorded before the step.")
@@ -47,7 +61,8 @@ def show(
 
     place = {"step": step, "token": token, "call": call}
     with open_capture(stream, dtypes=None if dtype is None else {"*": dtype}) as reader:
-        activation = _chosen(reader, layer, place, nth)
+        name = _name(reader, layer, site, of_layer, stack)
+        activation = _chosen(reader, name, place, nth)
         try:
             tensor = activation.to_numpy()
         except CorruptError as error:
@@ -60,6 +75,30 @@ def show(
     if tensor.dtype.kind == "c":
         first = [[value.real, value.imag] for value in first]
     print_json({**_described(activation), "statistics": found, "first_values": first})
+
+
+def _name(
+    reader: ActivationReader,
+    layer: str | None,
+    site: str | None,
+    number: int | None,
+    stack: str | None,
+) -> str:
+    """The name of the layer that is asked for.
+
+    Raises:
+        InvalidArgumentError: not one layer is asked for.
+    """
+    if (layer is None) == (site is None) or (site is None and (number, stack) != (None, None)):
+        raise InvalidArgumentError("give a LAYER; or --site, with --layer and --stack where needed")
+    if site is None:
+        assert layer is not None
+        return layer
+    kind: Any = site  # the reader tells what it may be
+    names = reader.names(kind, number, stack=stack)
+    if len(names) > 1:
+        raise InvalidArgumentError(f"{len(names)} layers have the {site}: choose one by --layer")
+    return names[0]
 
 
 def _chosen(

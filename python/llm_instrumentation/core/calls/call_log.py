@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..._atomic import link_or_copy
 from ...errors import InvalidArgumentError
 from ..files.calls_file import (
+    AboutModels,
     calls_path_for,
     is_calls_file,
     next_sequence,
@@ -88,7 +89,7 @@ class CallLog:
     Args:
         output_path: the stream; the calls file stands beside it.
         capture_id: the id of the capture.
-        encoders, layouts: see :class:`CallsFile`.
+        about: what the calls file says of the models.
         token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
         key: the key of hashed token ids; None: a random one.
         first_step: number of the first step; of a resumed capture the earlier steps are kept.
@@ -105,15 +106,14 @@ class CallLog:
         output_path: str,
         capture_id: str,
         *,
-        encoders: Mapping[str, Mapping[str, Sequence[str]]],
-        layouts: Mapping[str, Mapping[str, object]],
+        about: AboutModels,
         token_ids: str,
         key: bytes | None,
         first_step: int,
         held: CallTaker | None = None,
         failed: Callable[[Exception], None],
     ) -> None:
-        self._encoders = encoders
+        self._about = about
         self._keeps_ids = token_ids != "none"
         self._pid = os.getpid()
         self._ended = Ended()
@@ -127,7 +127,7 @@ class CallLog:
         self.sequences = Sequences(first, self._refuse)
         hashes = TokenHashes(os.urandom(32) if key is None else key)
         self._hashes = hashes if token_ids == "hashed" else None
-        self._layouts, self._failed = layouts, failed
+        self._failed = failed
         self._writer = self.writer(output_path, capture_id, earlier) if held is None else held
 
     def writer(
@@ -140,7 +140,7 @@ class CallLog:
             capture_id: its id.
             earlier: the rows of a resumed capture.
         """
-        file = StreamCalls(output_path, capture_id, self._encoders, self._layouts, earlier)
+        file = StreamCalls(output_path, capture_id, self._about, earlier)
         return CallWriter(file, self._hashes, self._failed)
 
     @property
@@ -229,7 +229,7 @@ class CallLog:
                 return self._begin_packed(given, text, packing, model, entry, step)
         cached = held if isinstance(held, int) else None
         sequences = Begins(None)
-        encoder = entry in self._encoders.get(model, {}).get("modules", ())
+        encoder = entry in self._about.encoders.get(model, {}).get("modules", ())
         if (text is not None or encoder) and not (late and caches):
             mask = None if text is None else text.mask
             if cached is None and text is not None and isinstance(mask, Mask) and not mask.seen:

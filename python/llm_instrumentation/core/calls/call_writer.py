@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import torch
 
 from ...errors import StrapTimeoutError
 from ...memory.cuda_manager import wait_beside_graphs
-from ..files.calls_file import CallsFile, calls_path_for
+from ..files.calls_file import AboutModels, CallsFile, calls_path_for
 from .call_rows import CallRows, TokenCounts, TokenHashes
 from .waiting_calls import CallForm, RefusedTokens, Roll, WaitingCall
 
@@ -34,7 +34,7 @@ class StreamCalls:
     Args:
         output_path: the stream.
         capture_id: the id of the capture.
-        encoders, layouts: see :class:`CallsFile`.
+        about: what the file says of the models.
         earlier: the rows of a resumed capture; None: there are none.
 
     Attributes:
@@ -46,24 +46,23 @@ class StreamCalls:
         self,
         output_path: str,
         capture_id: str,
-        encoders: Mapping[str, Mapping[str, Sequence[str]]],
-        layouts: Mapping[str, Mapping[str, object]],
+        about: AboutModels,
         earlier: pa.Table | None,
     ) -> None:
         self.path = calls_path_for(output_path)
         self.lacking = False
         self._capture_id = capture_id
-        self._encoders, self._layouts = encoders, layouts
+        self._about = about
         self._file: CallsFile | None = None
         self._stream = os.open(output_path, os.O_RDONLY | os.O_CLOEXEC)  # to see it renamed
         if earlier is not None:
-            self._file = CallsFile(self.path, capture_id, encoders, layouts, earlier)
+            self._file = CallsFile(self.path, capture_id, about, earlier)
 
     def make(self) -> None:
         """Makes the file, if it was not made before."""
         if self._file is None:
             self.path = self._place()
-            self._file = CallsFile(self.path, self._capture_id, self._encoders, self._layouts)
+            self._file = CallsFile(self.path, self._capture_id, self._about)
 
     def write(self, rows: CallRows) -> None:
         """Writes rows to the file, which was made before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..selection import original_name
+from ..tensors.modules import original_name
 
 __all__ = ["encoder_of", "encoders_of"]
 

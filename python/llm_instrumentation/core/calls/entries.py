@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ..selection import has_forward
+from ..tensors.modules import has_forward
 from .compiled import outside, outside_of_compiled
 from .encoders import encoder_of
 from .own_hook import OwnHook

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "AboutModels",
     "CallsFile",
     "Column",
     "calls_path_for",
@@ -47,6 +48,21 @@ _SCHEMA_BYTES = 64 << 10  # at the beginning of a file; its schema takes less
 def calls_path_for(output_path: str | os.PathLike[str]) -> Path:
     """The path of the calls file of the stream `output_path`."""
     return Path(os.fspath(output_path) + ".calls")
+
+
+class AboutModels(NamedTuple):
+    """What a calls file says of the models, by their labels.
+
+    Attributes:
+        encoders: for each model that has an encoder and a decoder: ``modules``, the names of the
+            encoders, and ``shared``, the names of modules that encoder and decoder share.
+        layouts: how the tensors of its modules lie, see :class:`.Layouts`.
+        sites: which of its modules is what, see :class:`.ModelSites`.
+    """
+
+    encoders: Mapping[str, Mapping[str, Sequence[str]]]
+    layouts: Mapping[str, Mapping[str, object]]
+    sites: Mapping[str, Mapping[str, object]]
 
 
 class Column(NamedTuple):
@@ -109,9 +125,7 @@ class CallsFile:
     Args:
         path: the path of the calls file. A file there is replaced.
         capture_id: the id of the capture.
-        encoders: for each model that has an encoder and a decoder: ``modules``, the names of the
-            encoders, and ``shared``, the names of modules that encoder and decoder share.
-        layouts: for each model how the tensors of its modules lie, see :class:`.Layouts`.
+        about: what it says of the models.
         earlier: rows to begin with, those of the capture that is resumed.
 
     Raises:
@@ -122,8 +136,7 @@ class CallsFile:
         self,
         path: Path,
         capture_id: str,
-        encoders: Mapping[str, Mapping[str, Sequence[str]]],
-        layouts: Mapping[str, Mapping[str, object]],
+        about: AboutModels,
         earlier: pa.Table | None = None,
     ) -> None:
         self._path = path
@@ -132,8 +145,7 @@ class CallsFile:
             b"format": _FORMAT,
             b"version": _VERSION,
             b"capture_id": capture_id.encode(),
-            b"encoders": json.dumps(encoders).encode(),
-            b"layouts": json.dumps(layouts).encode(),
+            **{name.encode(): json.dumps(of).encode() for name, of in about._asdict().items()},
         }
         self._schema = _schema().with_metadata(metadata)
         with partial_beside(path) as partial:

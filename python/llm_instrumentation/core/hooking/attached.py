@@ -13,8 +13,8 @@ from ..calls.compiled import outside, outside_of_compiled
 from ..calls.own_hook import OwnHook
 from ..calls.steps import Steps
 from ..config import InstrumentationConfig
-from ..selection import original_name
 from ..tensors.capture_state import CaptureState
+from ..tensors.modules import original_name
 from ..tensors.sink import ModuleTensors, TensorSink
 from .gradients import Gradients
 from .inside import can_emit

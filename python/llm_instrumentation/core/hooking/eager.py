@@ -19,7 +19,7 @@ from torch import nn
 from ..._warn import warn
 from ...errors import UnsupportedError
 from ..calls.compiled import is_compiled
-from ..selection import has_forward
+from ..tensors.modules import has_forward
 
 __all__ = ["own_forward", "run_eagerly"]
 

@@ -29,7 +29,7 @@ from ..calls.compiled import compiles_its_hooks, is_compiled
 from ..calls.own_hook import OwnHook
 from ..config import InstrumentationConfig
 from ..outputs import walk_output
-from ..selection import has_forward
+from ..tensors.modules import has_forward
 from .eager import own_forward
 
 __all__ = ["Emission", "Receiver", "can_emit", "runs_inside"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from ..selection import original_name
+from ..tensors.modules import original_name
 
 __all__ = ["Hooked", "Removable", "Rewiring"]
 

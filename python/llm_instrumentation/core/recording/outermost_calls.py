@@ -10,8 +10,8 @@ from torch import nn
 from ..calls.arguments import is_main_part
 from ..calls.call_log import CallLog
 from ..hooking.rewiring import Rewiring
-from ..selection import original_name
 from ..tensors.capture_state import CaptureState
+from ..tensors.modules import original_name
 from .plan import CapturePlan
 from .requests import Requests
 from .segments import Segments

@@ -17,6 +17,7 @@ from ..calls.compiled import compilations
 from ..calls.crops import follow_crops
 from ..calls.encoders import encoders_of
 from ..calls.steps import Steps
+from ..files.calls_file import AboutModels
 from ..files.earlier import remove_earlier
 from ..hooking.attached import AttachedHooks
 from ..hooking.eager import run_eagerly
@@ -25,6 +26,7 @@ from ..hooking.inside import runs_inside
 from ..stats import CaptureStats
 from ..tensors.capture_state import CaptureState
 from ..tensors.model_layouts import layouts_of
+from ..tensors.model_sites import sites_of_model
 from ..tensors.sink import TensorSink
 from ..tokens import TokenTracker
 from .capture_counters import CaptureCounters
@@ -295,15 +297,15 @@ def _log_of(
 ) -> CallLog:
     """The calls file of a capture."""
     encoders: dict[str, dict[str, list[str]]] = {}
-    layouts = {}
+    layouts, sites = {}, {}
     for model, label in zip(plan.models, plan.labels, strict=True):
         encoders |= encoders_of(label, model)
         layouts[label] = layouts_of(model).record
+        sites[label] = sites_of_model(model).record()
     return CallLog(
         plan.path,
         session.capture_id,
-        encoders=encoders,
-        layouts=layouts,
+        about=AboutModels(encoders, layouts, sites),
         token_ids=plan.config.token_ids,
         key=plan.config.token_key,
         first_step=first,

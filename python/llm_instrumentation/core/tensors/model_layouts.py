@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..selection import original_name
 from .layouts import Layout, Layouts, is_foreign
+from .modules import CROSS_ATTENTION, original_name
 
 __all__ = ["layouts_of"]
 
@@ -19,11 +19,6 @@ _Structure: TypeAlias = "list[tuple[str, int, type[nn.Module]]]"
 
 _EXPERTS = re.compile(r"expert", re.IGNORECASE)
 _ROUTER = re.compile(r"(^|_)(router|gate|gating)$")
-_CROSS_ATTENTION = re.compile(
-    r"encoder_?attn|cross_?attention|cross_?attn|encdecattention|multihead_attn|^x_attn"
-    r"|encoder_decoder_attention|inter_attention",
-    re.IGNORECASE,
-)
 _MERGED_ATTENTION = re.compile(r"MergedAttention")
 _KEYS = re.compile(
     r"^(c_attn|w?[kv]|w?kv|key|value|key_value)(_?(proj|lin|linear|norm|head|layer)\w*)?$"
@@ -138,7 +133,7 @@ def _of_module(name: str, module: nn.Module, other: Layout) -> Iterator[tuple[st
             for part in parts:
                 yield (name if part.startswith("[") else prefix) + part, layout
     merged = _MERGED_ATTENTION.search(kind) is not None
-    if merged or _CROSS_ATTENTION.search(last) or _CROSS_ATTENTION.search(kind):
+    if merged or CROSS_ATTENTION.search(last) or CROSS_ATTENTION.search(kind):
         for child, of in _within(prefix, module):
             if _KEYS.search(child.rpartition(".")[2]) and not list(of.children()):
                 yield child, "both" if merged else other

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ...core.selection import original_name
+from ...core.tensors.modules import original_name
 from ...errors import UnsupportedError
 
 __all__ = ["Places"]

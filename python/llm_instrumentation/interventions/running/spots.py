@@ -11,9 +11,9 @@ from torch import nn
 
 from ...core.calls.encoders import encoder_of
 from ...core.outputs import split_name
-from ...core.selection import adapter_advice, has_forward, original_name
 from ...core.tensors.capture_state import INPUT
 from ...core.tensors.model_layouts import layouts_of
+from ...core.tensors.modules import adapter_advice, has_forward, original_name
 from ...errors import InvalidArgumentError, UnsupportedError
 from .._additions import layers_of, scope_of
 from ..heads import attention_heads
