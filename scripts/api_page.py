@@ -228,7 +228,7 @@ def member_lines(public: str, cls: type, listed: set[type]) -> Iterator[str]:
 
 def inherited_doc(cls: type, name: str, function: Any) -> str | None:
     """The docstring of a member, or of the one that it overrides."""
-    overridden = [vars(base).get(name) for base in cls.__mro__]
+    overridden = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
     texts = [function.__doc__, *(getattr(member, "__doc__", None) for member in overridden)]
     return next(filter(None, texts), None)
 
