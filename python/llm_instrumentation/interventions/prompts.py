@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,20 @@ from torch import Tensor, nn
 from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["Direction", "Prompts"]
+if TYPE_CHECKING:
+    from .sites import Indices, Mask
+
+__all__ = ["Direction", "Positions", "Prompts"]
 
 Direction: TypeAlias = Literal["denoising", "noising"]
 """Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
+Positions: TypeAlias = "Literal['each'] | Mapping[str, Indices | Mask] | None"
+"""The positions that edges are told apart by. None: edges sum over all tokens. "each": each column
+of the batch that holds a token. A mapping: spans of tokens by name: a position, a slice, several
+positions, or a mask [examples, tokens], which may choose others for each example. Positions count
+columns of the batch, padding too; negative ones count from the end. Tokens in none of the spans are
+the span "rest". No token is in two.
+"""
 
 TOKEN_IDS = frozenset({"input_ids", "decoder_input_ids"})
 _MASK = "attention_mask"
@@ -169,17 +179,26 @@ class Prompts:
             InvalidArgumentError: an example has no token.
             UnsupportedError: the attention mask does not say which tokens are padding.
         """
-        side = "decoder_" if "decoder_input_ids" in self.clean else ""
-        real = _real_tokens(self.clean, side)
-        if real is None:
-            ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
-            return torch.full((len(self),), ids.shape[1] - 1, device=ids.device)
+        real = self.real_tokens()
         if not (some := real.any(1)).all():
             number = int((~some).nonzero()[0])
             raise InvalidArgumentError(f"example {number} has only padding, and no last token")
         columns = torch.arange(real.shape[1], device=real.device)
         last: Tensor = (real * columns).amax(1)
         return last
+
+    def real_tokens(self) -> Tensor:
+        """Which tokens are no padding: bool [examples, tokens]. Those of a decoder if there is one.
+
+        Raises:
+            UnsupportedError: the attention mask does not say which tokens are padding.
+        """
+        side = "decoder_" if "decoder_input_ids" in self.clean else ""
+        real = _real_tokens(self.clean, side)
+        if real is None:
+            ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
+            real = torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
+        return real
 
     def token_ids(self, *, encoder: bool = False) -> tuple[Tensor, Tensor] | None:
         """The token ids of the clean and the corrupted inputs, each int64 [examples, tokens].
