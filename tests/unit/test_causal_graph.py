@@ -606,6 +606,11 @@ def test_spans_are_columns_of_a_drawing_in_the_order_of_the_notes():
     assert [name for *_, name in draw(ordered).columns] == ["1", "2", "10"]
 
 
+def test_neuronpedia_has_no_spans(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="'input@subject' is at a span of tokens"):
+        save_neuronpedia(by_span(), tmp_path / "graph.json", slug="a", scan="b")
+
+
 def test_tables_and_files_have_the_spans(tmp_path):
     nodes = by_span().to_pandas()[1]
     assert set(nodes["span"]) == {"subject", "end"} and nodes["position"].isna().all()

@@ -409,8 +409,8 @@ def save_neuronpedia(
 
     Raises:
         InvalidArgumentError: (a ValueError) an edge has no effect; a node is at a position without
-            a token; a module has no layer in its name; the slug has other characters than letters,
-            digits, "-" and "_".
+            a token, or at a span; a module has no layer in its name; the slug has other characters
+            than letters, digits, "-" and "_".
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """
     from ._neuronpedia import neuronpedia_record
