@@ -6,7 +6,7 @@ Install it with `pip install '.[examples,circuits,report]'`. It needs no network
 or two. Attribution gives an effect to each of the model's edges. The largest ones are the circuit:
 a head that copies the token before it, and a head that looks for that copy and continues from there
 (Olsson et al. 2022). Then the attention of the two heads is looked at, which attribution did not
-see.
+see. In the end the edges are told apart by where in the text they act.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 TOKENS, LENGTH = 32, 32
 HALF = 12  # tokens of the texts that repeat once
 EDGES = 20
+# The earlier copy of the last token, the token behind the copy, and the last token.
+SPANS = {"copy": HALF - 1, "next": HALF, "end": -1}
 
 
 def main() -> None:
@@ -54,7 +56,20 @@ def main() -> None:
     print(f"{induction} gives {after:.0%} of its attention to the token after the earlier copy")
     save_graph(circuit, out / "induction.html")
     save_figure(circuit.plot(), out / "induction.svg")
-    print(f"look at {out / 'induction.html'}")
+    where = edge_attribution(
+        model, prompts, metric, steps=5, batch_size=32, positions=SPANS, top_k=EDGES
+    )
+    print(
+        f"{where.notes['edges of the model']} edges at the spans {', '.join(SPANS)} and the rest:"
+    )
+    for edge in sorted(where.edges, key=lambda edge: -abs(edge.effect))[:6]:
+        print(f"  {edge.effect:+7.2f}  {edge.id}")
+    at_spans = where.pruned(threshold=0)
+    alone = run_circuit(model, prompts, metric, at_spans, batch_size=32, positions=SPANS)
+    print(f"  {len(at_spans.edges)} of them are connected, {metric.name} {float(alone.mean()):.2f}")
+    save_graph(at_spans, out / "induction_at_spans.html")
+    save_figure(at_spans.plot(), out / "induction_at_spans.svg")
+    print(f"look at {out / 'induction.html'} and {out / 'induction_at_spans.html'}")
 
 
 def repeated(examples: int) -> tuple[Tensor, Tensor]:

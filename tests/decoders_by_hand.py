@@ -163,6 +163,62 @@ def reversing(
 
 
 @torch.no_grad()
+def induction(sharpness: float = 12.0) -> HandMadeDecoder:
+    """The logits at the last token are the token behind the earlier copy of this token.
+
+    Head 0 of layer 0 writes at each token which token stands before it. Head 0 of layer 1 attends
+    to the tokens behind copies of its own token, and writes these. Tokens are 0 to 4, and a text
+    begins with 4, because its first token has none before it. Attention is shared equally where
+    nothing fits.
+
+    Args:
+        sharpness: the logit of the attention at what fits; it is 0 at all others.
+    """
+    tokens, length = 5, 6
+    before, copied = tokens + length, 2 * tokens + length
+    model = HandMadeDecoder(tokens, length, 3 * tokens + length, head_dim=length)
+    first, second = (layer.attention for layer in model.layers)
+    positions = slice(tokens, before)
+    first.q.weight[:length, positions] = sharpness * torch.eye(length).roll(-1, 0)
+    first.q.weight[length - 1] = 0  # no token is before the first one
+    first.k.weight[:length, positions] = torch.eye(length)
+    first.v.weight[:tokens, :tokens] = torch.eye(tokens)
+    first.o.weight[before:copied, :tokens] = torch.eye(tokens)
+    second.q.weight[:tokens, :tokens] = sharpness * torch.eye(tokens)
+    second.k.weight[:tokens, before:copied] = torch.eye(tokens)
+    second.v.weight[:tokens, :tokens] = torch.eye(tokens)
+    second.o.weight[copied:, :tokens] = torch.eye(tokens)
+    model.unembed.weight[:, copied:] = torch.eye(tokens)
+    return model.eval()
+
+
+@torch.no_grad()
+def gated(position: int, heads: tuple[int, ...] = (0,)) -> HandMadeDecoder:
+    """The logit of token 0 is the share of tokens so far at which a gate is open.
+
+    MLP 0 opens the gate where token 3 stands at one position. Heads of layer 1 attend to all tokens
+    so far alike, and write the mean of that.
+
+    Args:
+        position: the only one that can open the gate.
+        heads: of layer 1.
+    """
+    opener, is_open, share = 3, 12, 13
+    model = HandMadeDecoder(tokens=4, positions=8, width=14)
+    first, second = model.layers
+    # Minus 1, from the sum over all positions: both together are above 0, one alone is not.
+    first.mlp[0].weight[0, 4:12] = -1
+    first.mlp[0].weight[0, opener] = 1
+    first.mlp[0].weight[0, 4 + position] = 0
+    first.mlp[2].weight[is_open, 0] = 1
+    for head in heads:
+        second.attention.v.weight[4 * head, is_open] = 1
+        second.attention.o.weight[share, 4 * head] = 1
+    model.unembed.weight[0, share] = 1
+    return model.eval()
+
+
+@torch.no_grad()
 def sever(model: HandMadeDecoder, layer: int, head: int) -> HandMadeDecoder:
     """Sets to 0 what a head writes."""
     attention = model.layers[layer].attention

@@ -121,3 +121,19 @@ def test_a_damaged_file_of_pairs_names_its_line(model, tmp_path, capsys):
     pairs.write_text('{"clean": "the cat", "corrupted": "the dog"}\n')
     code, _, error = strap(capsys, "circuit", model, "--pairs", pairs)
     assert code != 0 and "line 1: it has no text 'correct'" in error
+
+
+def test_edges_at_each_position_are_told_and_drawn(model, tmp_path, capsys):
+    out = tmp_path / "circuit.json"
+    code, said, _ = strap(
+        capsys, "circuit", model, *TEXTS, "--each-position", "--exact", "--top-k", 8, "--out", out
+    )  # fmt: skip
+    assert code == 0
+    circuit = load_graph(out)
+    assert all(node.position is not None for node in circuit.nodes)
+    # The last of three words is followed by the second one.
+    assert any(edge.source == "input@1" and edge.target.endswith("@2") for edge in circuit.edges)
+    assert circuit.notes["tokens"] == {"0": "the", "1": "cat…", "2": "sat…"}
+    # 20 edges into keys and values have six pairs of positions, 26 others have three.
+    assert circuit.notes["edges of the model"] == 20 * 6 + 26 * 3
+    assert f"{len(circuit.edges)} of 198 edges" in said

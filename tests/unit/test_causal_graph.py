@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -562,3 +563,57 @@ def test_the_figure_draws_to_given_axes_and_strange_names(no_display):
     assert CausalGraph([Node("m0", 0.5)]).plot().get_legend() is None
     with pytest.raises(InvalidArgumentError, match="no nodes"):
         CausalGraph([]).plot()
+
+
+# ---- positions and spans ------------------------------------------------------------------------
+
+
+def by_span() -> CausalGraph:
+    """What the subject writes is read at the end."""
+    return CausalGraph(
+        [Node(name) for name in ("input@subject", "a0.h1@subject", "a0.h1@end", "logits@end")],
+        [
+            Edge("input@subject", "a0.h1@subject", "v", effect=1.0),
+            Edge("input@subject", "a0.h1@end", "v", effect=0.5),
+            Edge("a0.h1@end", "logits@end", effect=0.75),
+        ],
+        notes={"spans": ["subject", "end"], "tokens": {"subject": " Mary"}},
+    )
+
+
+def test_a_span_stands_behind_a_part_of_a_decoder():
+    node = Node("a3.h5@subject")
+    assert (node.kind, node.layer, node.head, node.position, node.span) == (
+        "head", 3, 5, None, "subject",
+    )  # fmt: skip
+    assert Node("a3.h5@7").span is None and Node("a3.h5@7").position == 7
+    assert Node("logits@end").kind == "logits" and Node("input@end").kind == "input"
+    # Other modules may have such a name themselves.
+    assert Node("model.norm@end").kind == "module" and Node("model.norm@end").span is None
+    assert [node.id for node in by_span().inputs] == ["input@subject"]
+
+
+def test_spans_are_columns_of_a_drawing_in_the_order_of_the_notes():
+    made = draw(by_span())
+    assert [name for *_, name in made.columns] == ["subject: Mary", "end"]
+    for node in made.nodes:
+        first, last, _ = made.columns[node.node.span == "end"]
+        assert first < node.x - node.width / 2 and node.x + node.width / 2 < last
+        assert "@" not in node.text
+    somewhere = dataclasses.replace(by_span(), nodes=(*by_span().nodes, Node("m0")))
+    assert not draw(somewhere).columns  # a node without a position has no column
+    ordered = CausalGraph([Node(f"m0@{at}") for at in (10, 2, 1)])
+    assert [name for *_, name in draw(ordered).columns] == ["1", "2", "10"]
+
+
+def test_neuronpedia_has_no_spans(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="'input@subject' is at a span of tokens"):
+        save_neuronpedia(by_span(), tmp_path / "graph.json", slug="a", scan="b")
+
+
+def test_tables_and_files_have_the_spans(tmp_path):
+    nodes = by_span().to_pandas()[1]
+    assert set(nodes["span"]) == {"subject", "end"} and nodes["position"].isna().all()
+    for name in ("graph.json", "graph.graphml"):
+        save_graph(by_span(), tmp_path / name)
+        assert load_graph(tmp_path / name) == by_span()

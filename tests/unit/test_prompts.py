@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from llm_instrumentation.errors import InvalidArgumentError
-from llm_instrumentation.interventions import Prompts, logit_difference
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.interventions import (
+    Metric,
+    Prompts,
+    edge_attribution,
+    edge_patching,
+    logit_difference,
+    run_circuit,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
@@ -152,3 +159,117 @@ def test_texts_and_answers_without_tokens_are_refused():
         Prompts.of_texts(tokenizer, CLEAN, CORRUPTED, answers={"correct": ["Mary", "Paul"]})
     prompts = Prompts.of_texts(tokenizer, CLEAN, CORRUPTED, answers={"c": ["<unk>", "<end>"]})
     assert prompts.label("c").tolist() == [2, END]
+
+
+# ---- templates ----------------------------------------------------------------------------------
+
+SHORT = "{subject} met {object} and {again} gave"
+LONG = "John gave flowers to {object} and {subject} met {again} and gave"
+MARY = {"subject": "Mary", "object": "John", "again": "Mary"}
+ANNA = {**MARY, "again": "Anna"}
+
+
+def pairs(**special: object) -> Prompts:
+    """The same roles in two templates, one of them longer."""
+    return Prompts.of_template(
+        tokenizer_of(**special), [SHORT, LONG], [MARY, MARY], [ANNA, ANNA],
+        answers={"correct": ["John", "John"], "wrong": ["Mary", "Mary"]},
+    )  # fmt: skip
+
+
+def columns(prompts: Prompts) -> dict[str, list[list[int]]]:
+    return {
+        name: [row.nonzero()[:, 0].tolist() for row in mask] for name, mask in prompts.spans.items()
+    }
+
+
+def test_fields_are_spans_and_the_last_token_is_the_end():
+    assert columns(pairs()) == {
+        "subject": [[0], [6]], "object": [[2], [4]], "again": [[4], [8]], "end": [[5], [10]],
+    }  # fmt: skip
+    part = list(pairs().batches(1))[1]
+    assert columns(part)["subject"] == [[6]]
+
+
+def test_a_field_may_have_several_tokens_and_stand_at_the_end():
+    prompts = Prompts.of_template(
+        tokenizer_of(), "Mary {verb} {verb} {object}",
+        [{"verb": "met and", "object": "John"}], [{"verb": "gave and", "object": "Anna"}],
+    )  # fmt: skip
+    assert columns(prompts) == {"verb": [[1, 2, 3, 4]], "object": [[5]]}
+
+
+def test_edges_by_role_are_the_mean_over_texts_of_other_lengths():
+    model, prompts, metric = model_of("gpt2"), pairs(), logit_difference()
+    edge = "a0.h1@again->a1.h0@end<v>"
+    together = edge_patching(model, prompts, metric, [edge], positions=prompts.spans)
+    alone = [
+        edge_patching(model, one, metric, [f"a0.h1@{at}->a1.h0@{end}<v>"], positions="each")
+        for one, at, end in (
+            (_cut(part, length), at, end)
+            for part, length, at, end in zip(
+                prompts.batches(1), (6, 11), (4, 8), (5, 10), strict=True
+            )
+        )
+    ]
+    mean = sum(graph.edges[0].effect for graph in alone) / 2
+    assert abs(mean) > 1e-9
+    assert together.edges[0].effect == pytest.approx(mean, rel=1e-3, abs=1e-8)
+
+
+def _cut(prompts: Prompts, length: int) -> Prompts:
+    """Without padding."""
+    clean, corrupted = (
+        {name: one[:, :length] for name, one in side.items()}
+        for side in (prompts.clean, prompts.corrupted)
+    )
+    return Prompts(clean, corrupted, prompts.labels)
+
+
+def test_a_circuit_by_role_is_the_model():
+    model, prompts = model_of("llama"), pairs()
+    metric = Metric(
+        "logit at the end", lambda logits, batch: logits[torch.arange(len(batch)), batch.last, 5]
+    )
+    graph = edge_attribution(model, prompts, metric, positions=prompts.spans, batch_size=1)
+    assert graph.notes["spans"] == ["subject", "object", "rest", "again", "end"]
+    whole = run_circuit(model, prompts, metric, graph, positions=prompts.spans)
+    with torch.no_grad():
+        expected = metric(model(**prompts.clean).logits, prompts)
+    assert torch.allclose(whole, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("template", "clean", "corrupted", "said"),
+    [
+        (SHORT, MARY, {**ANNA, "again": "Anna and"},
+         r"'again' is \['Mary' at 4\] in the clean text and \['Anna' at 4, 'and' at 5\]"),
+        (SHORT, MARY, {"subject": "Anna"}, "'object' is None: give a text"),
+        (SHORT, {**MARY, "other": "a"}, ANNA, "has no field 'other'"),
+        (SHORT, {**MARY, "again": " "}, ANNA, "'again' is ' '"),
+        ("{subject!r} met", MARY, ANNA, "give names alone"),
+        ("{subject met", MARY, ANNA, "is no template"),
+        ("{subject}{object} and {again}", MARY, ANNA,
+         "the token '<unk>' in 0 is of 'subject' and of 'object'"),
+        ([SHORT, SHORT], MARY, ANNA, "2 templates, 1 clean and 1 corrupted"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_aligned_is_refused_with_its_tokens(template, clean, corrupted, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        Prompts.of_template(tokenizer_of(), template, [clean], [corrupted])
+
+
+def test_templates_of_other_fields_are_refused():
+    with pytest.raises(InvalidArgumentError, match="all templates need the same fields"):
+        Prompts.of_template(
+            tokenizer_of(), ["{subject} met", "{object} met"],
+            [{"subject": "Mary"}, {"object": "Mary"}], [{"subject": "Anna"}, {"object": "Anna"}],
+        )  # fmt: skip
+
+
+def test_tokenizers_that_do_not_tell_characters_are_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UnsupportedError, match="Slow does not tell which characters"):
+        Prompts.of_template(Slow(), SHORT, [MARY], [ANNA])

@@ -18,18 +18,19 @@ from torch import Tensor, nn
 
 from .._extras import extra
 from ..analysis.causal_graph import CausalGraph, EdgeInput, EdgeKey
-from ..analysis.causal_graph.parts import INPUTS
 from ..analysis.significance import Adjustment
 from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError
 from ..progress.bars import Progress, reported
-from ._edge_effects import effects_graph, precise
-from ._residuals import Written, behind_norm, check_linear, linear, spread, written
-from .decoders import DecoderBlock, PreNormDecoder, decoder
+from .decoders import DecoderBlock, decoder
 from .edits import Edit, apply
 from .installed import intervene
 from .metrics import Metric, widened
-from .prompts import Prompts
+from .paths.edge_effects import effects_graph, precise
+from .paths.edge_space import EdgeBlock, EdgeSpace
+from .paths.residuals import Written, behind_norm, check_linear, linear, spread, written
+from .paths.spans import Spans
+from .prompts import Positions, Prompts
 from .running.runs import Floats, check_given
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def run_circuit(
     graph: CausalGraph,
     *,
     ablation: Ablation = "corrupted",
+    positions: Positions = None,
     batch_size: int = 8,
     progress: Progress = None,
 ) -> Tensor:
@@ -70,6 +72,7 @@ def run_circuit(
         metric: what is measured.
         graph: the circuit. Its effects do not count.
         ablation: see `Ablation`.
+        positions: those that the graph was made with, see `Positions`; None: its nodes have none.
         batch_size: examples that run together.
         progress: shows a bar; see `Progress`.
 
@@ -81,8 +84,8 @@ def run_circuit(
         InvalidArgumentError: (a ValueError) the model has no such edge; an argument is out of its
             range.
     """
-    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
-    masks = [runs.decoder.mask(edge.key for edge in graph.edges)]
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    masks = [runs.space.mask(edge.key for edge in graph.edges)]
     return runs.values(masks, progress, "circuit")[0]
 
 
@@ -161,6 +164,7 @@ def faithfulness(
     random: int = 3,
     seed: int = 0,
     ablation: Ablation = "corrupted",
+    positions: Positions = None,
     batch_size: int = 8,
     progress: Progress = None,
 ) -> Faithfulness:
@@ -180,6 +184,7 @@ def faithfulness(
         random: the number of random circuits of each size.
         seed: of the random circuits.
         ablation: see `Ablation`.
+        positions: those that the graph was made with, see `Positions`; None: its nodes have none.
         batch_size: examples that run together.
         progress: shows a bar; see `Progress`.
 
@@ -195,20 +200,20 @@ def faithfulness(
         )
     if random < 1:
         raise InvalidArgumentError(f"random = {random}: give at least 1")
-    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
-    if len(graph.edges) != runs.decoder.size:
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    if len(graph.edges) != runs.space.size:
         raise InvalidArgumentError(
-            f"the graph has {len(graph.edges):,} edges, the model {runs.decoder.size:,}: give all "
+            f"the graph has {len(graph.edges):,} edges, the model {runs.space.size:,}: give all "
             "edges, not a pruned graph, because the circuits are shares of all"
         )
     generator = np.random.default_rng(seed)
     chosen = [_largest(graph, int(share * len(graph.edges))) for share in shares]
     paths = _Paths(graph)
     drawn = [[paths.draw(len(keys), generator) for keys in chosen] for _ in range(random)]
-    masks = [runs.decoder.mask(keys) for keys in chosen]
-    whole = torch.ones(runs.decoder.size, dtype=torch.bool)
+    masks = [runs.space.mask(keys) for keys in chosen]
+    whole = torch.ones(runs.space.size, dtype=torch.bool)
     asked = [whole, ~whole, *masks, *(~mask for mask in masks)]
-    asked += [runs.decoder.mask(keys) for row in drawn for keys in row]
+    asked += [runs.space.mask(keys) for row in drawn for keys in row]
     means = runs.values(asked, progress, "faithfulness").double().mean(1).numpy()
     clean, empty = float(means[0]), float(means[1])
     if abs(clean - empty) <= 1e-6 * max(abs(clean), abs(empty)):
@@ -290,6 +295,7 @@ def minimality(
     circuit: CausalGraph,
     *,
     ablation: Ablation = "corrupted",
+    positions: Positions = None,
     batch_size: int = 8,
     confidence: float | None = 0.95,
     p_values: Adjustment | None = None,
@@ -303,6 +309,7 @@ def minimality(
         metric: what is measured.
         circuit: the circuit. Its effects do not count.
         ablation: see `Ablation`.
+        positions: those that the graph was made with, see `Positions`; None: its nodes have none.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples; None: without intervals.
         p_values: how the p-values of the edges are adjusted for their number, see `adjusted`; None:
@@ -320,17 +327,17 @@ def minimality(
     keys = [edge.key for edge in circuit.edges]
     if not keys:
         raise InvalidArgumentError("the circuit has no edges")
-    runs = _CircuitRuns(model, prompts, metric, ablation, batch_size)
-    whole = runs.decoder.mask(keys)
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    whole = runs.space.mask(keys)
     masks = [whole]
-    for numbers in runs.decoder.numbers(keys):
+    for numbers in runs.space.numbers(keys):
         masks.append(whole.clone())
         masks[-1][numbers] = False
     masks += [torch.ones_like(whole), torch.zeros_like(whole)]
     alone, *without, model_alone, nothing = runs.values(masks, progress, "minimality")
     effects = (torch.stack(without) - alone).T.numpy().astype(np.float32)
     found = effects_graph(
-        runs.decoder, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
+        runs.space, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
         method=f"minimality, {ablation}", clean=model_alone, corrupted=nothing,
     )  # fmt: skip
     notes = {**found.notes, "circuit alone": float(alone.double().mean())}
@@ -342,20 +349,22 @@ class _CircuitRuns:
 
     def __init__(
         self, model: nn.Module, prompts: Prompts, metric: Metric, ablation: Ablation,
-        batch_size: int,
+        positions: Positions, batch_size: int,
     ) -> None:  # fmt: skip
         check_given(prompts, metric, batch_size)
         if ablation not in get_args(Ablation):
             raise InvalidArgumentError(
                 f'ablation = {ablation!r}: give "corrupted", "mean" or "zero"'
             )
-        self.decoder = decoder(model)
-        check_linear(self.decoder)
+        self._decoder = decoder(model)
+        check_linear(self._decoder)
         prompts.check_for(model)
+        self.space = EdgeSpace.of(self._decoder, positions, prompts)
         self._prompts = prompts
         self._metric = metric
         self._ablation = ablation
-        self._batch_size = batch_size
+        # The queries of each span read keys of their own, so an example runs once for each.
+        self._batch_size = max(1, batch_size // len(self.space.spans))
 
     def values(self, masks: Sequence[Tensor], progress: Progress, what: str) -> Tensor:
         """The metric of each example with the edges of each mask, [masks, examples].
@@ -371,27 +380,31 @@ class _CircuitRuns:
         found: list[Tensor] = []
         done, total = 0, len(self._prompts) * len(distinct)
         with reported(progress, what) as tell:
+            first = 0
             for batch in self._prompts.batches(self._batch_size):
                 reference = self._reference(batch, means, check=not found)
                 residuals = reference.residuals()
+                spans = self.space.spans.part(slice(first, first + len(batch)))
+                spans = spans.on(residuals[0].device)
                 rows = []
                 for mask in distinct:
-                    circuit = _Circuit(self.decoder, reference, residuals, mask)
+                    circuit = _Circuit(self.space, spans, reference, residuals, mask)
                     rows.append(precise(circuit.run(batch, self._metric)))
                     done += len(batch)
                     tell(done, total)
                 found.append(torch.stack(rows))
+                first += len(batch)
         return torch.cat(found, 1)[which]
 
     def _reference(self, batch: Prompts, means: list[Tensor] | None, *, check: bool) -> Written:
         """What all nodes write where no edge is in the circuit."""
         inputs = batch.corrupted if self._ablation == "corrupted" else batch.clean
-        run, _ = written(self.decoder, inputs, check=check)
+        run, _ = written(self._decoder, inputs, check=check)
         if means is not None:
             pairs = zip(means, run.values, strict=True)
-            return Written(self.decoder, [mean.expand_as(value) for mean, value in pairs])
+            return Written(self._decoder, [mean.expand_as(value) for mean, value in pairs])
         if self._ablation == "zero":
-            return Written(self.decoder, [torch.zeros_like(value) for value in run.values])
+            return Written(self._decoder, [torch.zeros_like(value) for value in run.values])
         return run
 
     def _means(self) -> list[Tensor]:
@@ -399,7 +412,7 @@ class _CircuitRuns:
         totals: list[Tensor] = []
         count = 0
         for batch in self._prompts.batches(self._batch_size):
-            run, _ = written(self.decoder, batch.clean)
+            run, _ = written(self._decoder, batch.clean)
             rows = [value.flatten(0, 1) for value in run.values]
             mask = batch.clean.get("attention_mask")
             real = real_tokens(mask, *run.values[0].shape[:2], of="attention_mask")
@@ -419,23 +432,29 @@ class _Circuit:
     The model's own residual stream goes on, but nothing reads it: all inputs of nodes are replaced.
 
     Args:
-        decoder: the decoder.
+        space: all edges.
+        spans: of these examples.
         reference: what nodes write on edges that are not there.
         residuals: what the readers read without any edge.
         mask: the edges that are there.
     """
 
     def __init__(
-        self, decoder: PreNormDecoder, reference: Written, residuals: list[Tensor], mask: Tensor
-    ) -> None:
-        self._decoder = decoder
+        self, space: EdgeSpace, spans: Spans, reference: Written, residuals: list[Tensor],
+        mask: Tensor,
+    ) -> None:  # fmt: skip
+        self._space = space
+        self._spans = spans
+        self._decoder = space.decoder
         self._reference = reference
         self._residuals = residuals
         self._mask = mask
         self._live: dict[int, Tensor] = {}
         self._shape = residuals[0].shape
-        # The copies of the batch: the heads of a group see different keys and values.
-        self._copies = max(block.group for block in decoder.blocks)
+        # The copies of the batch: the heads of a group see different keys and values, and so do
+        # the queries of different spans.
+        self._group = max(block.group for block in self._decoder.blocks)
+        self._copies = self._group * len(spans)
 
     @torch.no_grad()
     def run(self, batch: Prompts, metric: Metric) -> Tensor:
@@ -476,18 +495,32 @@ class _Circuit:
     def _keep_heads(self, number: int, block: DecoderBlock) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
             heads = block.heads.heads
-            copies = value.view(self._copies, *self._shape[:2], heads, -1)
-            each = [copies[head % block.group, :, :, head] for head in range(heads)]
+            copies = value.view(self._group, len(self._spans), *self._shape[:2], heads, -1)
+            each = [
+                self._of_queries(copies[head % block.group, ..., head, :]) for head in range(heads)
+            ]
             self._live[number] = torch.cat(each, -1)
             return value
 
         return kept
 
+    def _of_queries(self, copies: Tensor) -> Tensor:
+        """The results at each token, from the copy whose keys and values its span reads.
+
+        Args:
+            copies: [spans, batch, tokens, width].
+        """
+        if self._spans.index is None:
+            return copies[0]
+        # Padding is in no span, and nothing reads it.
+        own = self._spans.index.clamp(max=len(self._spans) - 1)
+        return copies.gather(0, own[None, ..., None].expand(1, *copies.shape[1:]))[0]
+
     def _into(self, number: int, norm: str | None) -> Callable[[Tensor], Tensor]:
         """Replaces what an MLP or the last norm receives."""
 
         def change(value: Tensor) -> Tensor:
-            residual = self._residuals_of(number, [0])[0][0]
+            residual = self._residuals_of(number, None, None)[0][0]
             if norm is not None:
                 residual = behind_norm(self._decoder, norm, residual)
             return torch.cat([residual] * self._copies).reshape(value.shape)
@@ -502,39 +535,64 @@ class _Circuit:
         weight, bias = linear(decoder.module(name), name)
 
         def change(returned: Tensor) -> Tensor:
-            new = returned.clone().view(self._copies, *self._shape[:2], -1)
+            new = returned.clone().view(self._group, len(self._spans), *self._shape[:2], -1)
             for kind in kinds:
-                at = INPUTS.index(kind)
-                inputs = range(at, 3 * block.heads.heads, 3)
-                residuals, which = self._residuals_of(number, inputs)
-                normed = behind_norm(decoder, decoder.readers[number].norm, residuals)
-                for head in range(block.heads.heads):
-                    columns = block.heads.columns(head, kind).columns
-                    copies = slice(None) if kind == "q" else head % block.group
-                    new[copies, ..., columns] = nn.functional.linear(
-                        normed[which[head]],
-                        weight[columns],
-                        None if bias is None else bias[columns],
-                    )
+                # A query is read in its own span. Keys and values differ by the query's span.
+                for span in (None,) if kind == "q" else range(len(self._spans)):
+                    residuals, which = self._residuals_of(number, kind, span)
+                    normed = behind_norm(decoder, decoder.readers[number].norm, residuals)
+                    for head in range(block.heads.heads):
+                        columns = block.heads.columns(head, kind).columns
+                        group = slice(None) if kind == "q" else head % block.group
+                        new[group, slice(None) if span is None else span, ..., columns] = (
+                            nn.functional.linear(
+                                normed[which[head]],
+                                weight[columns],
+                                None if bias is None else bias[columns],
+                            )
+                        )
             return new.view(returned.shape)
 
         return change
 
-    def _residuals_of(self, number: int, inputs: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def _residuals_of(
+        self, number: int, kind: EdgeInput | None, span: int | None
+    ) -> tuple[Tensor, list[int]]:
         """The residual streams that some inputs of the readers read.
+
+        Args:
+            number: of the readers.
+            kind: which inputs; None: those of an MLP or the logits.
+            span: of the results; None: each token is read for results in its own span.
 
         Returns:
             the different ones, [different, batch, tokens, width], and which of them each has.
         """
-        readers = self._decoder.readers[number]
-        mask = self._mask[readers.edges].view(len(readers.inputs), readers.upstream)
-        different, which = torch.unique(mask[list(inputs)], dim=0, return_inverse=True)
+        blocks = self._space.of_readers(number)
+        spans = range(len(self._spans)) if span is None else [span]
+        masks = [self._sources(blocks[one, kind]) for one in spans]
+        mask = torch.stack(masks).any(0)
+        different, which = torch.unique(mask, dim=0, return_inverse=True)
         residual = self._residuals[number]
         found = widened(residual).repeat(len(different), 1, 1, 1)
         for at, writers in enumerate(self._decoder.writers):
             there = different[:, writers.begin : writers.end]
-            if writers.end <= readers.upstream and there.any():
+            if writers.end <= blocks[0, kind].upstream and there.any():
                 change = widened(self._live[at]) - widened(self._reference.values[at])
                 sources = spread(self._decoder, at, change)
-                found += torch.einsum("us,sbtd->ubtd", there.to(sources), sources)
+                there = there.to(sources)
+                if self._spans.index is None:
+                    found += torch.einsum("us,sbtd->ubtd", there[..., 0], sources)
+                else:
+                    tokens = there[..., self._spans.index]
+                    found += torch.einsum("usbt,sbtd->ubtd", tokens, sources)
         return found.to(residual.dtype), which.tolist()
+
+    def _sources(self, block: EdgeBlock) -> Tensor:
+        """Which sources are there for each target, booleans [targets, nodes, spans + 1].
+
+        The last column is that of padding.
+        """
+        mask = torch.zeros(*block.shape[:2], len(self._spans) + 1, dtype=torch.bool)
+        mask[..., list(block.sources)] = self._mask[block.edges].view(block.shape)
+        return mask

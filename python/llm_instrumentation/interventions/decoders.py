@@ -13,13 +13,12 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..analysis.causal_graph.parts import INPUTS
 from ..core.tensors.modules import adapter_advice, original_name
-from ..errors import InvalidArgumentError, UnsupportedError
+from ..errors import UnsupportedError
 from .heads import AttentionHeads, attention_heads
 
 __all__ = ["DecoderLayout", "PreNormDecoder", "decoder", "register_decoder"]
@@ -252,31 +251,6 @@ class PreNormDecoder:
         if edges is None:
             edges = (Edge(*key) for key in self.edges())
         return CausalGraph(nodes, tuple(edges), **about)
-
-    def numbers(self, edges: Iterable[EdgeKey]) -> list[list[int]]:
-        """The numbers of edges. An edge into all inputs of a head has three.
-
-        Raises:
-            InvalidArgumentError: the model has no such edge.
-        """
-        known = {key: number for number, key in enumerate(self.edges())}
-        found = []
-        for key in edges:
-            parts = [key] if key in known else [key._replace(input=kind) for kind in INPUTS]
-            if not all(part in known for part in parts) or (key.input and len(parts) > 1):
-                raise InvalidArgumentError(
-                    f"the model has no edge {Edge(*key).id!r}: its edges lead from 'input', "
-                    "'a0.h0', 'm0' and so on to the heads and MLPs of later layers and to 'logits'"
-                )
-            found.append([known[part] for part in parts])
-        return found
-
-    def mask(self, edges: Iterable[EdgeKey]) -> Tensor:
-        """Which edges of the decoder are among some: booleans [edges]."""
-        mask = torch.zeros(self.size, dtype=torch.bool)
-        for numbers in self.numbers(edges):
-            mask[numbers] = True
-        return mask
 
     def module(self, name: str) -> nn.Module:
         """A module by the name that captures give it."""

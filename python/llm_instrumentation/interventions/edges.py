@@ -2,37 +2,40 @@
 
 graph = edge_attribution(model, prompts, logit_difference(), steps=5)
 exact = edge_patching(model, prompts, logit_difference(), graph.pruned(top_k=50))
+where = edge_attribution(model, prompts, logit_difference(), positions="each", top_k=10_000)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast, get_args
+from collections.abc import Iterable
+from typing import cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
-from ..analysis.causal_graph.parts import INPUTS
 from ..analysis.significance import Adjustment
-from ..errors import InvalidArgumentError, UnsupportedError
+from ..errors import InvalidArgumentError
 from ..progress.bars import Progress, reported
-from ._edge_effects import effects_graph, precise
-from ._residuals import Written, before_norm, behind_norm, check_linear, linear, written
-from .decoders import DecoderBlock, PreNormDecoder, Readers, decoder
-from .edits import Edit, apply
-from .installed import intervene
-from .metrics import Metric, widened
-from .prompts import Direction, Prompts
+from .decoders import PreNormDecoder, decoder
+from .metrics import Metric
+from .paths.edge_effects import effects_graph, precise
+from .paths.edge_space import EdgeSpace
+from .paths.gradients import gradients
+from .paths.patched import Patched
+from .paths.residuals import Written, check_linear, written
+from .paths.scores import Scores, add_products
+from .prompts import Direction, Positions, Prompts
 from .running.integration import points
 from .running.runs import check_given, check_gradients, frozen, warn_of_flat
 
 __all__ = ["edge_attribution", "edge_patching"]
 
-_EDGE = re.compile(r"(\S+?)->(\S+?)(?:<([qkv])>)?")
+# The position of a head stands before or behind the input: a1.h0@7<v>, a1.h0<v>@7.
+_EDGE = re.compile(r"([^\s<>]+?)\s*->\s*([^\s<>]+?)(?:<([qkv])>)?(@[^\s<>]+)?")
 
 
 def edge_attribution(
@@ -41,6 +44,8 @@ def edge_attribution(
     metric: Metric,
     *,
     steps: int | None = None,
+    positions: Positions = None,
+    top_k: int | None = None,
     batch_size: int = 8,
     confidence: float | None = 0.95,
     progress: Progress = None,
@@ -57,9 +62,17 @@ def edge_attribution(
     2024) takes the mean of the gradients on the way from the clean embeddings to the corrupted
     ones, by the trapezoidal rule. That helps where a gradient is flat, as in a saturated softmax.
 
+    With `positions` each node is at a position or span: what the part writes there. An edge
+    ``a0.h1@3->a1.h2@7<k>`` is what head 2 returns at token 7, because its key at token 3 reads what
+    head 1 has written at token 3. An edge into q, an MLP or the logits joins equal positions. The
+    effects add up to those without `positions`, if the metric reads no padding. Attention is
+    differentiated once for each span, so the time grows with their number, and the number of edges
+    with its square.
+
     Memory is bounded by the batch. Beside what a forward and backward pass takes there are about 15
     tensors of the size [batch, tokens, width] for each layer, and about 12 for each head of one
-    layer. The effects take 4 bytes for each example and edge.
+    layer. The effects take 4 bytes for each example and edge, or with `top_k` 8 bytes for each
+    edge, and 4 for each example and edge that is kept.
 
     A warning says that the gradient of the metric is 0 in the clean run, and there are no `steps`.
 
@@ -69,6 +82,9 @@ def edge_attribution(
         metric: what the effects are effects on. It needs a gradient.
         steps: of EAP-IG; it takes a forward and backward pass more than that. None:
             EAP.
+        positions: see `Positions`. None: edges sum over all tokens.
+        top_k: the graph has only this many edges, those with the largest absolute effects. With
+            intervals the model runs twice as often. None: all edges.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples, by `bootstrap_interval`; an
             interval is None for one example, or where the examples do not bound it. None: without
@@ -76,13 +92,14 @@ def edge_attribution(
         progress: shows a bar; see `Progress`.
 
     Returns:
-        a graph of all edges. Prune it for a circuit.
+        a graph of all edges, or of the largest. Prune it for a circuit.
 
     Raises:
         UnsupportedError: (a TypeError) the model is no pre-norm decoder that is known, or its
             projections are quantised; the metric has no gradient; while the model runs: the
             residual stream is not the sum that the layout says; see also `intervene`.
-        InvalidArgumentError: (a ValueError) an argument is out of its range.
+        InvalidArgumentError: (a ValueError) an argument is out of its range; `positions` do not fit
+            the prompts, see `Positions`; there are more edges than a graph holds.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
@@ -95,25 +112,33 @@ def edge_attribution(
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)
-    scores = torch.zeros(len(prompts), graph.size)
+    space = EdgeSpace.of(graph, positions, prompts)
+    scores = Scores.of(space, len(prompts), top_k)
     metrics: list[list[Tensor]] = [[], []]
-    done, total = 0, len(prompts) * len(way)
+    rounds = 1 if top_k is None or confidence is None else 2
+    done, total = 0, len(prompts) * len(way) * rounds
     with reported(progress, "edge attribution") as tell, frozen(model):
-        first = 0
-        for batch in prompts.batches(batch_size):
-            clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
-            rows = scores[first : first + len(batch)]
-            difference, embedded = corrupted.minus(clean), clean.values[0]
-            del clean, corrupted
-            for share, weight in way:
-                start = (embedded + share * difference.values[0]).to(embedded.dtype)
-                for readers, gradients in _gradients(graph, batch, start, metric):
-                    _add_products(rows, readers, gradients, difference, weight)
-                done += len(batch)
-                tell(done, total)
-            first += len(batch)
+        for turn in range(rounds):
+            if turn:
+                scores = scores.of_largest(len(prompts))
+                metrics = [[], []]
+            first = 0
+            for batch in prompts.batches(batch_size):
+                rows = slice(first, first + len(batch))
+                clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
+                difference, embedded = corrupted.minus(clean), clean.values[0]
+                del clean, corrupted
+                spans = space.spans.part(rows).on(embedded.device)
+                for share, weight in way:
+                    start = (embedded + share * difference.values[0]).to(embedded.dtype)
+                    for blocks, found in gradients(space, spans, batch, start, metric):
+                        add_products(scores, rows, spans, blocks, found, difference, weight)
+                    done += len(batch)
+                    tell(done, total)
+                first = rows.stop
+    keys, effects = scores.found(space)
     return effects_graph(
-        graph, list(graph.edges()), scores.numpy(), confidence=confidence, p_values=None,
+        space, keys, effects, confidence=confidence, p_values=None,
         metric=metric,
         method="EAP" if steps is None else f"EAP-IG, {steps} steps",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
@@ -137,126 +162,6 @@ def _both(
     return found[0], found[1]
 
 
-def _add_products(
-    scores: Tensor, readers: Readers, gradients: Tensor, difference: Written, weight: float
-) -> None:
-    """Adds the effects of all edges into some readers: [examples, edges] of the decoder."""
-    block = scores[:, readers.edges].view(len(scores), len(readers.inputs), readers.upstream)
-    for number, writers in enumerate(difference.decoder.writers):
-        if writers.end <= readers.upstream:
-            sources = difference.spread(number).to(gradients.dtype)
-            products = torch.einsum("sbtd,rbtd->brs", sources, gradients)
-            block[:, :, writers.begin : writers.end] += weight * products.cpu()
-
-
-def _gradients(
-    graph: PreNormDecoder, batch: Prompts, start: Tensor, metric: Metric
-) -> Iterator[tuple[Readers, Tensor]]:
-    """The gradients of the metric at what each of the readers reads, before its norm.
-
-    Args:
-        graph: the decoder.
-        batch: the examples; their clean inputs run.
-        start: replaces the residual stream before the first layer.
-        metric: of each example.
-
-    Yields:
-        the readers, and their gradients [inputs, batch, tokens, width] in float32 or float64.
-    """
-    leaf = start.detach().clone().requires_grad_()
-    residuals: dict[int, Tensor] = {}
-    ends: dict[int, Tensor] = {}
-    returned: dict[str, Tensor] = {}
-
-    def keep(into: dict[Any, Tensor], key: Any) -> Callable[[Tensor], Tensor]:
-        def kept(value: Tensor) -> Tensor:
-            into[key] = value
-            return value
-
-        return kept
-
-    def keep_own(number: int) -> Callable[[Tensor], Tensor]:
-        def kept(value: Tensor) -> Tensor:
-            # A copy, because attention may read the same tensor.
-            ends[number] = value.clone()
-            return ends[number]
-
-        return kept
-
-    edits = [apply(graph.blocks[0].layer, lambda _: leaf, side="input")]
-    for number, readers in enumerate(graph.readers):
-        edits.append(apply(readers.norm, keep(residuals, number), side="input"))
-        if readers.kind == "logits":
-            edits.append(apply(readers.norm, keep_own(number)))
-            continue
-        block = graph.blocks[readers.layer]
-        if readers.kind == "mlp":
-            edits.append(apply(block.mlp, keep_own(number), side="input"))
-        else:
-            edits.append(apply(block.out, keep(ends, number), side="input"))
-            edits.extend(apply(name, keep(returned, name)) for name in block.projections())
-    with torch.enable_grad(), intervene(graph.model, *edits):
-        values = metric(graph.model(**batch.clean), batch)
-    if not values.requires_grad:
-        raise UnsupportedError(f"{metric.name!r} has no gradient: use edge_patching")
-    wanted = [ends[number] for number in range(len(graph.readers))]
-    found = torch.autograd.grad(
-        values.sum(), wanted, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    for number, readers in enumerate(graph.readers):
-        residual = residuals[number].detach().reshape(start.shape)
-        if readers.kind == "heads":
-            block = graph.blocks[readers.layer]
-            behind = _into_heads(graph, block, ends[number], found[number], returned)
-        else:
-            behind = found[number].reshape(1, *start.shape)
-        gradients = before_norm(graph, readers.norm, residual, behind)
-        yield readers, widened(gradients)
-
-
-def _into_heads(
-    graph: PreNormDecoder,
-    block: DecoderBlock,
-    results: Tensor,
-    gradient: Tensor,
-    returned: dict[str, Tensor],
-) -> Tensor:
-    """The gradients at what q, k and v of each head are projections of.
-
-    Args:
-        graph: the decoder.
-        block: its layer.
-        results: of the heads, [batch, tokens, heads * head_dim].
-        gradient: at the results.
-        returned: what each projection returned.
-
-    Returns:
-        [heads * 3, batch, tokens, width].
-    """
-    names = list(block.projections())
-    heads = block.heads.heads
-    by_head = gradient.reshape(*gradient.shape[:2], heads, -1)
-    number = torch.arange(heads, device=gradient.device)
-    found: list[Tensor] = [gradient] * (3 * heads)
-    # Heads that share a key have its gradient together. So one head of each group has its turn.
-    for turn in range(block.group):
-        alone = (by_head * (number % block.group == turn)[:, None]).reshape(gradient.shape)
-        gradients = torch.autograd.grad(
-            results, [returned[name] for name in names], alone,
-            retain_graph=True, allow_unused=True, materialize_grads=True,
-        )  # fmt: skip
-        of = dict(zip(names, gradients, strict=True))
-        for head in range(turn, heads, block.group):
-            for at, kind in enumerate(INPUTS):
-                place = block.heads.columns(head, kind)
-                weight, _ = linear(graph.module(place.module), place.module)
-                found[3 * head + at] = of[place.module][..., place.columns] @ weight[place.columns]
-    return torch.stack(found)
-
-
-# ---- exact effects ----------------------------------------------------------------------------
-
-
 def edge_patching(
     model: nn.Module,
     prompts: Prompts,
@@ -264,6 +169,7 @@ def edge_patching(
     edges: CausalGraph | Iterable[Edge | EdgeKey | str] | None = None,
     *,
     direction: Direction = "noising",
+    positions: Positions = None,
     batch_size: int = 32,
     confidence: float | None = 0.95,
     p_values: Adjustment | None = None,
@@ -284,6 +190,9 @@ def edge_patching(
         metric: what the effects are effects on.
         edges: which; texts as "m0->a1.h0<v>". One into a head without an input enters q, k and v
             at once. None: all edges of the model.
+        positions: names the positions of the edges, see `Positions`. An edge from a node without a
+            position has the values of all tokens; one to a node without a position acts on what the
+            node returns anywhere.
         direction: see `Direction`. The effect is the metric with the patch minus that of the run
             that it is put into. By default it is what `edge_attribution` estimates. (For nodes
             `activation_patching` puts clean values into the corrupted run by default.)
@@ -300,7 +209,8 @@ def edge_patching(
 
     Raises:
         UnsupportedError: (a TypeError) as for `edge_attribution`.
-        InvalidArgumentError: (a ValueError) there is no such edge; an argument is out of its range.
+        InvalidArgumentError: (a ValueError) there is no such edge; an argument is out of its range;
+            `positions` do not fit the prompts; there are more edges than a graph holds.
     """
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
@@ -308,11 +218,15 @@ def edge_patching(
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)
-    keys = list(graph.edges()) if edges is None else list(dict.fromkeys(map(_key, _edges(edges))))
+    space = EdgeSpace.of(graph, positions, prompts)
+    if edges is None:
+        space.check_size()
+        keys = list(space.edges())
+    else:
+        keys = list(dict.fromkeys(map(_key, _edges(edges))))
     if not keys:
         raise InvalidArgumentError("edges is empty: give some, or None for all")
-    graph.numbers(keys)  # refuses unknown ones
-    patches = [_Patch.of(graph, key) for key in keys]
+    ends = [space.ends(key) for key in keys]
     effects = np.zeros((len(prompts), len(keys)), np.float32)
     metrics: list[list[Tensor]] = [[], []]
     with reported(progress, "edge patching") as tell:
@@ -321,17 +235,20 @@ def edge_patching(
             runs = _both(graph, batch, metric, metrics, check=not first)
             base, other = runs if direction == "noising" else runs[::-1]
             inputs = batch.clean if direction == "noising" else batch.corrupted
-            patched = _Patched(graph, batch, inputs, metric, base, other.minus(base))
+            difference = other.minus(base)
+            spans = space.spans.part(slice(first, first + len(batch)))
+            del runs, base, other
+            patched = Patched(space, spans, batch, inputs, metric, difference, ends)
             together = max(1, batch_size // len(batch))
             for begin in range(0, len(keys), together):
-                some = patched.effects(patches[begin : begin + together])
+                some = patched.effects(ends[begin : begin + together])
                 rows = slice(first, first + len(batch))
                 effects[rows, begin : begin + together] = some.T.numpy()
                 tell(first * len(keys) + min(begin + together, len(keys)) * len(batch),
                      len(prompts) * len(keys))  # fmt: skip
             first += len(batch)
     found = effects_graph(
-        graph, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
+        space, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
         method=f"edge patching, {direction}",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip
@@ -354,141 +271,5 @@ def _key(edge: Edge | EdgeKey | str) -> EdgeKey:
     found = _EDGE.fullmatch(edge) if isinstance(edge, str) else None
     if found is None:
         raise InvalidArgumentError(f'{edge!r} is no edge: give them as "m0->a1.h0<v>"')
-    return EdgeKey(found[1], found[2], cast("EdgeInput | None", found[3]))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Patch:
-    """An edge that is patched.
-
-    Attributes:
-        source: the number of the node that writes.
-        readers: the number of the readers.
-        head: of the target; None: it is no head.
-        inputs: of the head.
-    """
-
-    source: int
-    readers: int
-    head: int | None
-    inputs: tuple[EdgeInput, ...]
-
-    @classmethod
-    def of(cls, graph: PreNormDecoder, key: EdgeKey) -> _Patch:
-        source = graph.sources.index(key.source)
-        for number, readers in enumerate(graph.readers):
-            nodes = [node for node, _ in readers.inputs]
-            if key.target in nodes:
-                head = nodes.index(key.target) // 3 if readers.kind == "heads" else None
-                inputs = (key.input,) if key.input else INPUTS
-                return cls(source, number, head, inputs)
-        raise AssertionError(key)
-
-
-class _Patched:
-    """Runs of one batch in which edges are patched, several edges side by side in the batch."""
-
-    def __init__(
-        self, graph: PreNormDecoder, batch: Prompts, inputs: dict[str, Tensor], metric: Metric,
-        base: Written, difference: Written,
-    ) -> None:  # fmt: skip
-        self._graph = graph
-        self._batch = batch
-        self._inputs = inputs
-        self._metric = metric
-        self._base = base
-        self._difference = difference
-        self._unpatched: dict[int, Tensor] = {}
-
-    def effects(self, patches: list[_Patch]) -> Tensor:
-        """The effects of edges, [edges, examples]."""
-        copies = len(patches)
-        if copies not in self._unpatched:
-            # In a batch of the same size kernels round in the same way.
-            self._unpatched[copies] = self._run([], copies)
-        return self._run(patches, copies) - self._unpatched[copies]
-
-    @torch.no_grad()
-    def _run(self, patches: list[_Patch], copies: int) -> Tensor:
-        edits: list[Edit] = []
-        by_readers: dict[int, list[tuple[slice, _Patch]]] = {}
-        size = len(self._batch)
-        for at, patch in enumerate(patches):
-            rows = slice(at * size, (at + 1) * size)
-            by_readers.setdefault(patch.readers, []).append((rows, patch))
-        for number, patched in by_readers.items():
-            edits += self._edits(self._graph.readers[number], patched)
-        inputs = {name: torch.cat([one] * copies) for name, one in self._inputs.items()}
-        with intervene(self._graph.model, *edits):
-            output = self._graph.model(**inputs)
-        return _by_copy(self._metric, output, self._batch, copies)
-
-    def _edits(self, readers: Readers, patched: list[tuple[slice, _Patch]]) -> Iterator[Edit]:
-        """The edits that change what readers read, each in its rows of the batch."""
-        graph = self._graph
-        shape = self._base.values[0].shape[1:]
-
-        def changed(residual: Tensor) -> Tensor:
-            new = residual.clone().reshape(-1, *shape)
-            for rows, patch in patched:
-                new[rows] += self._difference.of_node(patch.source).to(new.dtype)
-            return new.reshape(residual.shape)
-
-        if readers.kind == "logits":
-            yield apply(readers.norm, changed, side="input")
-            return
-        kept: list[Tensor] = []
-
-        def keep(residual: Tensor) -> Tensor:
-            kept[:] = [residual]
-            return residual
-
-        yield apply(readers.norm, keep, side="input")
-        block = graph.blocks[readers.layer]
-        if readers.kind == "mlp":
-            yield apply(
-                block.mlp, lambda _: behind_norm(graph, readers.norm, changed(kept[0])),
-                side="input",
-            )  # fmt: skip
-            return
-
-        def projected(name: str, kinds: tuple[EdgeInput, ...]) -> Callable[[Tensor], Tensor]:
-            weight, _ = linear(graph.module(name), name)
-
-            def change(returned: Tensor) -> Tensor:
-                returned = returned.clone()
-                for rows, patch in patched:
-                    residual = kept[0][rows]
-                    new = residual + self._difference.of_node(patch.source).to(residual.dtype)
-                    # The difference of the projections, so that no change stays none.
-                    both = [behind_norm(graph, readers.norm, one) for one in (new, residual)]
-                    for kind in kinds:
-                        if kind in patch.inputs:
-                            columns = block.heads.columns(cast(int, patch.head), kind).columns
-                            ends = [one @ weight[columns].T for one in both]
-                            returned[rows, ..., columns] += ends[0] - ends[1]
-                return returned
-
-            return change
-
-        def restored(results: Tensor) -> Tensor:
-            # The other heads of the group share the key and value, and do not see the change.
-            results = results.clone()
-            own = self._base.values[2 * readers.layer + 1]
-            for rows, patch in patched:
-                columns = block.heads.columns(cast(int, patch.head)).columns
-                new = results[rows, ..., columns].clone()
-                results[rows] = own
-                results[rows, ..., columns] = new
-            return results
-
-        for name, kinds in block.projections().items():
-            yield apply(name, projected(name, kinds))
-        if block.group > 1:
-            yield apply(block.out, restored, side="input")
-
-
-def _by_copy(metric: Metric, output: Any, batch: Prompts, copies: int) -> Tensor:
-    """The metric of each copy of a batch that ran side by side: [copies, examples]."""
-    given = metric.tensor_of(output)
-    return torch.stack([precise(metric.of_tensor(part, batch)) for part in given.chunk(copies)])
+    target = found[2] + (found[4] or "")
+    return EdgeKey(found[1], target, cast("EdgeInput | None", found[3]))

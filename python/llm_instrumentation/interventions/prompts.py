@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError, UnsupportedError
+from ._templates import filled, spans_of_pairs
 
-__all__ = ["Direction", "Prompts"]
+if TYPE_CHECKING:
+    from .sites import Indices, Mask
+
+__all__ = ["Direction", "Positions", "Prompts"]
 
 Direction: TypeAlias = Literal["denoising", "noising"]
 """Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
+Positions: TypeAlias = "Literal['each'] | Mapping[str, Indices | Mask] | None"
+"""The positions that edges are told apart by. None: edges sum over all tokens. "each": each column
+of the batch that holds a token. A mapping: spans of tokens by name: a position, a slice, several
+positions, or a mask [examples, tokens], which may choose others for each example. Positions count
+columns of the batch, padding too; negative ones count from the end. Tokens in none of the spans are
+the span "rest". No token is in two.
+"""
 
 TOKEN_IDS = frozenset({"input_ids", "decoder_input_ids"})
 _MASK = "attention_mask"
@@ -39,9 +50,11 @@ class Prompts:
         corrupted: likewise.
         labels: tensors for metrics, by name, an entry for each example.
         places: the numbers of the examples among those of the whole; None: 0, 1, 2...
+        spans: tokens of the examples by name, booleans [examples, tokens], as `of_template` makes
+            them. Functions that take `Positions` take these.
 
     Attributes:
-        clean, corrupted, labels: as above; dicts of tensors.
+        clean, corrupted, labels, spans: as above; dicts of tensors.
         places: int64, [examples].
 
     Raises:
@@ -55,17 +68,21 @@ class Prompts:
     corrupted: Any
     labels: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     places: Any = None
+    spans: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clean, corrupted = _named(self.clean, "clean"), _named(self.corrupted, "corrupted")
         labels = {name: torch.as_tensor(value) for name, value in self.labels.items()}
+        spans = {name: torch.as_tensor(value) for name, value in self.spans.items()}
         if clean.keys() != corrupted.keys():
             raise InvalidArgumentError(
                 f"clean has the arguments {sorted(clean)}, corrupted has {sorted(corrupted)}: give "
                 "the same ones"
             )
         examples = len(next(iter(clean.values())))
-        for what, tensors in (("clean", clean), ("corrupted", corrupted), ("labels", labels)):
+        for what, tensors in (
+            ("clean", clean), ("corrupted", corrupted), ("labels", labels), ("spans", spans),
+        ):  # fmt: skip
             for name, tensor in tensors.items():
                 if not tensor.dim() or len(tensor) != examples:
                     raise InvalidArgumentError(
@@ -78,6 +95,7 @@ class Prompts:
         places = torch.arange(examples) if self.places is None else torch.as_tensor(self.places)
         for name, value in (
             ("clean", clean), ("corrupted", corrupted), ("labels", labels), ("places", places),
+            ("spans", spans),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -136,6 +154,61 @@ class Prompts:
         )
         return cls(first, second, labels)
 
+    @classmethod
+    def of_template(
+        cls,
+        tokenizer: Any,
+        template: str | Sequence[str],
+        clean: Sequence[Mapping[str, str]],
+        corrupted: Sequence[Mapping[str, str]],
+        *,
+        answers: Mapping[str, Sequence[str]] | None = None,
+        device: Any = None,
+    ) -> Prompts:
+        """Pairs of texts of a template, whose fields become `spans`::
+
+            Prompts.of_template(
+                tokenizer, "{subject} met {object} and {again} gave flowers to",
+                [{"subject": "Mary", "object": "John", "again": "Mary"}],
+                [{"subject": "Mary", "object": "John", "again": "Anna"}],
+            )
+
+        A token is in the span of a field if it has a character of the field's text. The last token
+        of each text is the span "end", if no field has it. Examples may have different lengths.
+
+        Args:
+            tokenizer: a fast one of transformers.
+            template: with fields as ``{subject}``; or one for each example, with the same fields.
+            clean: the texts of the fields of each example.
+            corrupted: likewise, of the other text of each pair. Each field has as many tokens.
+            answers, device: as for `of_texts`.
+
+        Raises:
+            InvalidArgumentError: a field is missing, or stands in other columns of the corrupted
+                text, or shares a token with another one; the message shows the tokens; as
+                `of_texts`.
+            UnsupportedError: the tokenizer does not tell which characters a token has.
+        """
+        templates = [template] * len(clean) if isinstance(template, str) else list(template)
+        if not len(templates) == len(clean) == len(corrupted) or not clean:
+            raise InvalidArgumentError(
+                f"there are {len(templates)} templates, {len(clean)} clean and {len(corrupted)} "
+                "corrupted examples: give pairs, and one template or one for each"
+            )
+        sides = [
+            [
+                filled(text, fields, f"example {number}")
+                for number, (text, fields) in enumerate(zip(templates, side, strict=True))
+            ]
+            for side in (clean, corrupted)
+        ]
+        spans = spans_of_pairs(tokenizer, *sides)
+        found = cls.of_texts(
+            tokenizer, *([one.text for one in side] for side in sides), answers=answers,
+            device=device,
+        )  # fmt: skip
+        return dataclasses.replace(found, spans={k: one.to(device) for k, one in spans.items()})
+
     def __len__(self) -> int:
         return len(next(iter(self.clean.values())))
 
@@ -153,11 +226,11 @@ class Prompts:
             raise InvalidArgumentError(f"size = {size}: give at least 1")
         for first in range(0, len(self), size):
             part = slice(first, first + size)
-            clean, corrupted, labels = (
+            clean, corrupted, labels, spans = (
                 {name: one[part] for name, one in side.items()}
-                for side in (self.clean, self.corrupted, self.labels)
+                for side in (self.clean, self.corrupted, self.labels, self.spans)
             )
-            yield Prompts(clean, corrupted, labels, self.places[part])
+            yield Prompts(clean, corrupted, labels, self.places[part], spans)
 
     @property
     def last(self) -> Tensor:
@@ -169,17 +242,26 @@ class Prompts:
             InvalidArgumentError: an example has no token.
             UnsupportedError: the attention mask does not say which tokens are padding.
         """
-        side = "decoder_" if "decoder_input_ids" in self.clean else ""
-        real = _real_tokens(self.clean, side)
-        if real is None:
-            ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
-            return torch.full((len(self),), ids.shape[1] - 1, device=ids.device)
+        real = self.real_tokens()
         if not (some := real.any(1)).all():
             number = int((~some).nonzero()[0])
             raise InvalidArgumentError(f"example {number} has only padding, and no last token")
         columns = torch.arange(real.shape[1], device=real.device)
         last: Tensor = (real * columns).amax(1)
         return last
+
+    def real_tokens(self) -> Tensor:
+        """Which tokens are no padding: bool [examples, tokens]. Those of a decoder if there is one.
+
+        Raises:
+            UnsupportedError: the attention mask does not say which tokens are padding.
+        """
+        side = "decoder_" if "decoder_input_ids" in self.clean else ""
+        real = _real_tokens(self.clean, side)
+        if real is None:
+            ids = self.clean.get(f"{side}input_ids", next(iter(self.clean.values())))
+            real = torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
+        return real
 
     def token_ids(self, *, encoder: bool = False) -> tuple[Tensor, Tensor] | None:
         """The token ids of the clean and the corrupted inputs, each int64 [examples, tokens].

@@ -65,7 +65,9 @@ class CausalGraph:
         corrupted: the metric with all of the interventions at once, or of the corrupted examples.
         examples: the number of examples.
         versions: of packages, by name.
-        notes: anything else that JSON can hold; NaN becomes None, tuples become lists.
+        notes: anything else that JSON can hold; NaN becomes None, tuples become lists. Drawings of
+            graphs whose nodes are all at positions or spans have a column for each of these, in the
+            order of a list "spans", with the texts of a dict "tokens" by position or span.
 
     Raises:
         InvalidArgumentError: (a ValueError) two nodes or two edges are the same; an edge leads from
@@ -242,9 +244,10 @@ class CausalGraph:
     def to_networkx(self, *, merge: bool = False) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:
         """The graph as a `networkx.MultiDiGraph`, whose nodes are the ids.
 
-        Nodes have the attributes ``kind``, ``layer``, ``head``, ``position``, ``effect``, ``low``,
-        ``high`` and ``p_value``, edges ``input`` and the numbers; those that are None are left out.
-        The key of an edge is its input, "" for None. `networkx.MultiDiGraph.graph` has the rest.
+        Nodes have the attributes ``kind``, ``layer``, ``head``, ``position``, ``span``, ``effect``,
+        ``low``, ``high`` and ``p_value``, edges ``input`` and the numbers; those that are None are
+        left out. The key of an edge is its input, "" for None. `networkx.MultiDiGraph.graph` has
+        the rest.
 
         Args:
             merge: give a `networkx.DiGraph`, as many algorithms of networkx need. The edges into
@@ -289,7 +292,8 @@ class CausalGraph:
 
         Returns:
             the edges (id, source, target, input, effect, low, high, p_value) and the nodes (id,
-            kind, layer, head, position, effect, low, high, p_value), in the order of the graph.
+            kind, layer, head, position, span, effect, low, high, p_value), in the order of the
+            graph.
             Numbers that were not measured are NaN.
 
         Raises:
@@ -303,7 +307,7 @@ class CausalGraph:
             [{"id": edge.id, **dataclasses.asdict(edge)} for edge in self.edges],
             columns=["id", "source", "target", "input", *numbers],
         )
-        places = ("kind", "layer", "head", "position")
+        places = ("kind", "layer", "head", "position", "span")
         nodes = pd.DataFrame(
             [
                 {**dataclasses.asdict(node), **{name: getattr(node, name) for name in places}}
@@ -311,14 +315,15 @@ class CausalGraph:
             ],
             columns=["id", *places, *numbers],
         )
-        whole = dict.fromkeys(places[1:], "Int64")
+        whole = dict.fromkeys(places[1:4], "Int64")
         return edges.astype(numbers), nodes.astype({**numbers, **whole})
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the graph from the input at the bottom to the logits at the top.
 
         The width of an edge tells its absolute effect. Positive ones are blue, negative ones orange
-        and dashed, others grey. An edge enters a head at q, k or v. At most 300 edges are drawn.
+        and dashed, others grey. An edge enters a head at q, k or v. At most 300 edges are drawn. If
+        all nodes are at positions or spans, each of these has a column; see `notes`.
 
         Args:
             ax: the axes to draw to; None makes a figure.
@@ -404,8 +409,8 @@ def save_neuronpedia(
 
     Raises:
         InvalidArgumentError: (a ValueError) an edge has no effect; a node is at a position without
-            a token; a module has no layer in its name; the slug has other characters than letters,
-            digits, "-" and "_".
+            a token, or at a span; a module has no layer in its name; the slug has other characters
+            than letters, digits, "-" and "_".
         NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
     """
     from ._neuronpedia import neuronpedia_record

@@ -14,7 +14,7 @@ with extra("report", "A figure"):
 from ..._pages import drawing
 from ..figures import canvas
 from ._look import LOOKS, WIDEST, EdgeLook, largest_effect, look_of, title, width
-from .layout import HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw, label
+from .layout import HEADING, HEIGHT, LETTERS, DrawnEdge, DrawnNode, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,19 +25,20 @@ __all__ = ["plot_graph"]
 
 _SIDE, _BAND, _TOP = 8.0, 34.0, 44.0  # points: margins, the names of layers, the title
 _LEAST = 310.0  # points: the width of the legend
-_SHADE = "#f3f5f7"
+_SHADE, _RULE = "#f3f5f7", "#d5dae0"
 
 
 def plot_graph(graph: CausalGraph, ax: Axes | None) -> Axes:
     """See `causal_graph.CausalGraph.plot`."""
     made = draw(graph, _LEAST - _BAND - _SIDE)
     left = _BAND if made.bands else _SIDE
-    across, up = left + made.width + _SIDE, made.height + 2 * _SIDE
+    below = _SIDE + (HEADING if made.columns else 0.0)
+    across, up = left + made.width + _SIDE, made.height + _SIDE + below
     spare = max(0.0, _LEAST - across)
     with canvas.canvas(ax, ((across + spare) / 72, (up + _TOP) / 72)) as axes:
         left += spare / 2
         axes.set_xlim(-left, made.width + _SIDE + spare / 2)
-        axes.set_ylim(-_SIDE, made.height + _SIDE)
+        axes.set_ylim(-below, made.height + _SIDE)
         axes.set_axis_off()
         for at, (low, high, name) in enumerate(made.bands):
             if at % 2 == 0:
@@ -45,6 +46,13 @@ def plot_graph(graph: CausalGraph, ax: Axes | None) -> Axes:
             axes.text(
                 -left + 2, (low + high) / 2, name, va="center", fontsize=6.5, color=drawing.MUTED
             )
+        for at, (first, last, name) in enumerate(made.columns):
+            if at:
+                axes.plot([first] * 2, [-below, made.height], color=_RULE, linewidth=0.7, zorder=0)
+            axes.text(
+                (first + last) / 2, -HEADING / 2 - 2, drawing.shown(name), ha="center",
+                va="center", fontsize=6.5, color=drawing.MUTED,
+            )  # fmt: skip
         largest = largest_effect(graph.edges)
         # Wide edges below narrow ones, so that none is hidden.
         for edge in sorted(made.edges, key=lambda edge: -width(edge.edge, largest)):
@@ -95,7 +103,7 @@ def _box(axes: Axes, drawn: DrawnNode) -> None:
     )  # fmt: skip
     name = low + drawn.height - HEIGHT / 2
     axes.text(
-        drawn.x, name, drawing.shown(label(drawn.node)), ha="center", va="center_baseline",
+        drawn.x, name, drawing.shown(drawn.text), ha="center", va="center_baseline",
         fontsize=7, zorder=3,
     )  # fmt: skip
     for letter in drawn.letters:

@@ -44,6 +44,11 @@ def neuronpedia_record(
                 f"node {node.id!r} is at position {node.position}, and there are {len(tokens)} "
                 "tokens: give the tokens of the prompt"
             )
+        if node.span is not None:
+            raise InvalidArgumentError(
+                f"node {node.id!r} is at a span of tokens, and Neuronpedia has positions alone: "
+                "measure edges at positions"
+            )
         if node.kind == "module" and node.layer is None:
             raise InvalidArgumentError(
                 f"node {node.id!r} has no layer, and Neuronpedia needs one: leave it out"

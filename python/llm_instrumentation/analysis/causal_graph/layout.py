@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import InvalidArgumentError
-from .parts import INPUTS, Edge, EdgeInput, Node
+from .parts import INPUTS, Edge, EdgeInput, Node, split_span
 
 if TYPE_CHECKING:
     from . import CausalGraph
 
 __all__ = [
-    "HEIGHT", "LETTERS", "MOST_EDGES", "Drawing", "DrawnEdge", "DrawnNode", "draw", "label",
+    "HEADING", "HEIGHT", "LETTERS", "MOST_EDGES", "Drawing", "DrawnEdge", "DrawnNode", "draw",
 ]  # fmt: skip
 
 #: More edges than these cannot be told apart.
@@ -30,8 +30,9 @@ MOST_EDGES = 300
 
 # Points, as all lengths here.
 HEIGHT, LETTERS = 14.0, 7.0  # of a node, and of the letters q, k and v below its name
+HEADING = 16.0  # of the names of columns, below all nodes
 _CHARACTER, _PADDING = 4.7, 11.0  # of a node's width
-_NODE_GAP, _EDGE_GAP = 9.0, 6.0
+_NODE_GAP, _EDGE_GAP, _COLUMN_GAP = 9.0, 6.0, 18.0
 _TALLEST, _ROW_GAP, _LEAST_GAP = 600.0, 30.0, 15.0
 _LONGEST = 28  # characters of a name
 _STRETCH = 3.0  # times that distances may grow to fill a width
@@ -40,7 +41,7 @@ _SWEEPS, _MOVES = 12, 24
 
 @dataclasses.dataclass(frozen=True)
 class DrawnNode:
-    """A box: its centre, its size, and the inputs that edges enter."""
+    """A box: its centre, its size, the inputs that edges enter, and its text."""
 
     node: Node
     x: float
@@ -48,6 +49,7 @@ class DrawnNode:
     width: float
     height: float
     letters: tuple[EdgeInput, ...]
+    text: str
 
     def port(self, letter: EdgeInput) -> float:
         """Where on the lower side the edges into an input end."""
@@ -70,6 +72,8 @@ class Drawing:
         width, height: of all of it.
         nodes, edges: its boxes and lines.
         bands: the lower and upper end of each layer, and its name; empty if rows are no layers.
+        columns: the left and right end of each position or span, and its name; empty if nodes have
+            none.
     """
 
     width: float
@@ -77,14 +81,15 @@ class Drawing:
     nodes: tuple[DrawnNode, ...]
     edges: tuple[DrawnEdge, ...]
     bands: tuple[tuple[float, float, str], ...]
+    columns: tuple[tuple[float, float, str], ...]
 
 
-def label(node: Node) -> str:
-    """The name of a node, without the middle of a long one."""
-    if len(node.id) <= _LONGEST:
-        return node.id
+def label(name: str) -> str:
+    """A name, without the middle of a long one."""
+    if len(name) <= _LONGEST:
+        return name
     half = (_LONGEST - 1) // 2
-    return f"{node.id[:half]}…{node.id[-half:]}"
+    return f"{name[:half]}…{name[-half:]}"
 
 
 def draw(graph: CausalGraph, least: float = 0.0) -> Drawing:
@@ -105,9 +110,12 @@ def draw(graph: CausalGraph, least: float = 0.0) -> Drawing:
             f"{len(graph.edges):,} edges cannot be told apart: draw at most {MOST_EDGES}, as those "
             "of graph.pruned(top_k=60)"
         )
-    grid = _Grid(graph, _rows(graph))
+    grid = _Grid(graph, _rows(graph), _columns(graph))
     grid.sort_rows()
-    grid.place()
+    if grid.names:
+        grid.place_in_columns()
+    else:
+        grid.place()
     grid.stretch(least)
     return grid.drawing()
 
@@ -137,6 +145,36 @@ def _named_row(node: Node) -> tuple[float, int]:
     return ends.get(node.kind, float(node.layer or 0)), int(node.kind == "mlp")
 
 
+# ---- columns --------------------------------------------------------------------------------
+
+
+def _columns(graph: CausalGraph) -> list[str]:
+    """The positions or spans of the nodes, from left to right; empty if a node has none.
+
+    `CausalGraph.notes` may tell their order, as "spans".
+    """
+    names = dict.fromkeys(split_span(node.id)[1] for node in graph.nodes)
+    found = [name for name in names if name is not None]
+    if len(found) < len(names):
+        return []
+    noted = graph.notes.get("spans")
+    order = [str(name) for name in noted] if isinstance(noted, list) else []
+    place = {name: at for at, name in enumerate(order)}
+
+    def key(name: str) -> tuple[int, int, str]:
+        number = int(name) if name.lstrip("-").isdigit() else 0
+        return place.get(name, len(place)), number, name
+
+    return sorted(found, key=key)
+
+
+def _heading(graph: CausalGraph, name: str) -> str:
+    """The name of a column, with the text of its tokens if `CausalGraph.notes` have it."""
+    tokens = graph.notes.get("tokens")
+    text = tokens.get(name) if isinstance(tokens, dict) else None
+    return label(name if text is None else f"{name}: {str(text).strip()}")
+
+
 # ---- places ---------------------------------------------------------------------------------
 
 
@@ -150,6 +188,7 @@ class _Item(NamedTuple):
     row: int
     width: float
     node: Node | None
+    column: float = 0.0
 
 
 class _Link(NamedTuple):
@@ -164,13 +203,26 @@ class _Link(NamedTuple):
 class _Grid:
     """The rows with their items, first in an order and then at places."""
 
-    def __init__(self, graph: CausalGraph, rows: Mapping[str, int]) -> None:
-        self._graph, self._rows_of = graph, rows
+    def __init__(self, graph: CausalGraph, rows: Mapping[str, int], columns: Sequence[str]) -> None:
+        self._graph, self._rows_of, self.names = graph, rows, columns
         self._letters: dict[str, set[EdgeInput]] = defaultdict(set)
         for edge in graph.edges:
             if edge.input:
                 self._letters[edge.target].add(edge.input)
-        self._items = [_Item(rows[node.id], _width(node), node) for node in graph.nodes]
+        self._texts = [
+            label(split_span(node.id)[0] if columns else node.id) for node in graph.nodes
+        ]
+        place = {name: float(at) for at, name in enumerate(columns)}
+        self._items = [
+            _Item(
+                rows[node.id],
+                _width(text),
+                node,
+                place[str(split_span(node.id)[1])] if place else 0,
+            )
+            for node, text in zip(graph.nodes, self._texts, strict=True)
+        ]
+        self._ends_of_columns: list[tuple[float, float]] = []
         self._at = {node.id: at for at, node in enumerate(graph.nodes)}
         self._paths: list[list[int]] = []
         self._below: dict[int, list[_Link]] = defaultdict(list)
@@ -186,7 +238,15 @@ class _Grid:
         source, target = self._at[edge.source], self._at[edge.target]
         between = range(self._items[source].row + 1, self._items[target].row)
         first = len(self._items)
-        self._items += [_Item(row, 0.0, None) for row in between]
+        begin, end = self._items[source], self._items[target]
+        self._items += [
+            _Item(
+                row, 0.0, None,
+                begin.column
+                + (end.column - begin.column) * (row - begin.row) / (end.row - begin.row),
+            )
+            for row in between
+        ]  # fmt: skip
         path = [source, *range(first, len(self._items)), target]
         self._paths.append(path)
         for lower, upper in itertools.pairwise(path):
@@ -223,7 +283,7 @@ class _Grid:
                 ends = [place[link.upper] + link.shift / 1e3 for link in self._above[at]]
             return sum(ends) / len(ends) if ends else place[at]
 
-        row.sort(key=wanted)
+        row.sort(key=lambda at: (self._items[at].column, wanted(at)))
         place.update((at, float(k)) for k, at in enumerate(row))
 
     def _crossings(self, place: Mapping[int, float]) -> int:
@@ -256,6 +316,38 @@ class _Grid:
                 for row in self._order:
                     self._settle(row, lambda at: (*self._below[at], *self._above[at]))
 
+    def place_in_columns(self) -> None:
+        """Gives each item its x in the middle of its column, side by side with others there."""
+        cells: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, row in enumerate(self._order):
+            for at in row:
+                cells[number, round(self._items[at].column)].append(at)
+        widths = [0.0] * len(self.names)
+        for (_, column), items in cells.items():
+            widths[column] = max(widths[column], self._offsets(items)[1])
+        left = 0.0
+        for width in widths:
+            self._ends_of_columns.append((left, left + width + _COLUMN_GAP))
+            left += width + _COLUMN_GAP
+        for (_, column), items in cells.items():
+            offsets, across = self._offsets(items)
+            middle = sum(self._ends_of_columns[column]) / 2
+            for at, offset in zip(items, offsets, strict=True):
+                self._x[at] = middle - across / 2 + offset
+
+    def _offsets(self, items: Sequence[int]) -> tuple[list[float], float]:
+        """The centres of items side by side, from the left end of the first, and their width."""
+        offsets: list[float] = []
+        across = 0.0
+        before: _Item | None = None
+        for item in (self._items[at] for at in items):
+            if before is not None:
+                across += _NODE_GAP if item.node and before.node else _EDGE_GAP
+            before = item
+            offsets.append(across + item.width / 2)
+            across += item.width
+        return offsets, across
+
     def _settle(self, row: list[int], links: Callable[[int], Iterable[_Link]]) -> None:
         """Moves the items of a row to where their links are vertical, as far as they have room."""
         wanted, weights = [], []
@@ -285,11 +377,14 @@ class _Grid:
         if right - left < least and span:
             factor = min(_STRETCH, 1 + (least - (right - left)) / span)
             self._x = [x * factor for x in self._x]
+            self._ends_of_columns = [(a * factor, b * factor) for a, b in self._ends_of_columns]
 
     # ---- the result -----------------------------------------------------------------------
 
     def _ends(self) -> tuple[float, float]:
         """The left and the right end of all items."""
+        if self._ends_of_columns:
+            return self._ends_of_columns[0][0], self._ends_of_columns[-1][1]
         items = list(zip(self._x, self._items, strict=True))
         return min(x - item.width / 2 for x, item in items), max(
             x + item.width / 2 for x, item in items
@@ -310,7 +405,15 @@ class _Grid:
             row, height = self._rows_of[node.id], HEIGHT + (LETTERS if letters else 0.0)
             y = bottoms[row] + heights[row] / 2
             nodes.append(
-                DrawnNode(node, self._x[at] - left, y, self._items[at].width, height, letters)
+                DrawnNode(
+                    node,
+                    self._x[at] - left,
+                    y,
+                    self._items[at].width,
+                    height,
+                    letters,
+                    self._texts[at],
+                )
             )
         lines = [
             [
@@ -326,6 +429,10 @@ class _Grid:
         return Drawing(
             right - left, bottoms[-1] + heights[-1], tuple(nodes),
             self._with_ends(nodes, lines), self._bands(bottoms, heights, gap),
+            tuple(
+                (a - left, b - left, _heading(self._graph, name))
+                for (a, b), name in zip(self._ends_of_columns, self.names, strict=True)
+            ),
         )  # fmt: skip
 
     def _with_ends(
@@ -369,8 +476,8 @@ class _Grid:
         return tuple(bands)
 
 
-def _width(node: Node) -> float:
-    return _PADDING + _CHARACTER * max(3, len(label(node)))
+def _width(text: str) -> float:
+    return _PADDING + _CHARACTER * max(3, len(text))
 
 
 def _side_by_side(

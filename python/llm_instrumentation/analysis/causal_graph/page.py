@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..._pages import page, units
 from ._look import LOOKS, WIDEST, largest_effect, look_of, title, width
 from ._notebook import why_wide
-from .layout import HEIGHT, LETTERS, Drawing, DrawnEdge, DrawnNode, draw, label
+from .layout import HEADING, HEIGHT, LETTERS, Drawing, DrawnEdge, DrawnNode, draw
 from .parts import Edge, Node
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _STYLE = """
 .causal .muted { fill: var(--muted) } .causal .start { text-anchor: start }
 .causal rect { fill: var(--surface); stroke: var(--muted); stroke-width: .7 }
 .causal .band { fill: var(--grid); stroke: none; opacity: .55 }
+.causal .rule { stroke: var(--grid); stroke-width: .8; fill: none }
 .causal a { text-decoration: none }
 .causal a:is(:hover, :focus-visible) rect { stroke: var(--ink); stroke-width: 1.8 }
 .causal a:focus { outline: none }
@@ -93,7 +94,8 @@ def _svg(graph: CausalGraph, made: Drawing, name: str) -> tuple[str, float]:
     across = left + made.width + _SIDE
     spare = max(0.0, _LEAST - across)
     left, across = left + spare / 2, across + spare
-    up = made.height + _LEGEND + 2 * _SIDE
+    below = _SIDE + (HEADING if made.columns else 0.0)
+    up = made.height + _LEGEND + _SIDE + below
     place = {node.id: at for at, node in enumerate(graph.nodes)}
     largest = largest_effect(graph.edges)
     rules = "".join(
@@ -105,8 +107,9 @@ def _svg(graph: CausalGraph, made: Drawing, name: str) -> tuple[str, float]:
     parts = [
         f"<style>{_STYLE}{rules}</style>",
         f'<g transform="translate(0 {_SIDE + 9:g})">{_legend(graph, largest)}</g>',
-        f'<g transform="translate({left:g} {up - _SIDE:g})">',
+        f'<g transform="translate({left:g} {up - below:g})">',
         *(_band(band, left, across, at % 2 == 0) for at, band in enumerate(made.bands)),
+        *(_column(column, made.height, at > 0) for at, column in enumerate(made.columns)),
         *(_line(drawn, width(drawn.edge, largest), place, name) for drawn in wide_first),
         *(_box(drawn, place[drawn.node.id], name) for drawn in made.nodes),
         "</g>",
@@ -129,6 +132,15 @@ def _band(band: tuple[float, float, str], left: float, across: float, shaded: bo
     )
     return (
         f'{shade}<text class="muted start" x="{3 - left:g}" y="{2.5 - (low + high) / 2:.1f}">'
+        f"{escape(name)}</text>"
+    )
+
+
+def _column(column: tuple[float, float, str], height: float, ruled: bool) -> str:
+    first, last, name = column
+    rule = f'<path class="rule" d="M{first:.1f} {HEADING:g}V{-height:.1f}"/>' if ruled else ""
+    return (
+        f'{rule}<text class="muted" x="{(first + last) / 2:.1f}" y="{HEADING / 2 + 4:g}">'
         f"{escape(name)}</text>"
     )
 
@@ -167,7 +179,7 @@ def _box(drawn: DrawnNode, at: int, name: str) -> str:
         f"<title>{escape(told)}</title>"
         f'<rect x="{drawn.x - drawn.width / 2:.1f}" y="{top:.1f}" width="{drawn.width:.1f}" '
         f'height="{drawn.height:.1f}" rx="3"/>'
-        f'<text x="{drawn.x:.1f}" y="{name_y:.1f}">{escape(label(drawn.node))}</text>'
+        f'<text x="{drawn.x:.1f}" y="{name_y:.1f}">{escape(drawn.text)}</text>'
         f"{letters}</a>"
     )
 
@@ -211,7 +223,7 @@ def _node(graph: CausalGraph, at: int, name: str) -> str:
     facts = [
         ("effect", _effect(node) if node.effect is not None else None),
         ("interval", interval), ("p", p_value), ("kind", node.kind), ("layer", node.layer),
-        ("head", node.head), ("position", node.position),
+        ("head", node.head), ("position", node.position), ("span", node.span),
     ]  # fmt: skip
     inner = page.definitions(facts) + _edges(edges)
     return page.details(

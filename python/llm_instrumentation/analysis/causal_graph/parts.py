@@ -18,11 +18,13 @@ __all__ = [
     "EdgeKey",
     "Node",
     "NodeKind",
+    "at_span",
     "chosen",
     "edge_text",
     "finite",
     "given",
     "merged",
+    "split_span",
 ]
 
 NodeKind = Literal["input", "head", "mlp", "logits", "module"]
@@ -34,6 +36,8 @@ INPUTS: tuple[EdgeInput, ...] = get_args(EdgeInput)
 
 _NUMBERS = ("effect", "low", "high", "p_value")
 _AT = re.compile(r"(.+?)(?:@(-?[0-9]{1,9}))?")
+# A part of a decoder at a named span. Names of other modules may hold "@" themselves.
+_SPAN = re.compile(r"(input|logits|a[0-9]{1,9}\.h[0-9]{1,9}|m[0-9]{1,9})@([^\W\d][\w.-]*)")
 _HEAD = re.compile(r"a([0-9]{1,9})\.h([0-9]{1,9})")
 _MLP = re.compile(r"m([0-9]{1,9})")
 # A number that is a whole part of a module's name: model.layers.3.mlp, h.0[1].
@@ -55,21 +59,38 @@ class _Name(NamedTuple):
     layer: int | None
     head: int | None
     position: int | None
+    span: str | None
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _parsed(node: str) -> _Name:
+    if named := _SPAN.fullmatch(node):
+        return _parsed(named[1])._replace(span=named[2])
     found = _AT.fullmatch(node)
     assert found is not None, node
     name, at = found[1], None if found[2] is None else int(found[2])
     if name in ("input", "logits"):
-        return _Name(cast(NodeKind, name), None, None, at)
+        return _Name(cast(NodeKind, name), None, None, at, None)
     if head := _HEAD.fullmatch(name):
-        return _Name("head", int(head[1]), int(head[2]), at)
+        return _Name("head", int(head[1]), int(head[2]), at, None)
     if mlp := _MLP.fullmatch(name):
-        return _Name("mlp", int(mlp[1]), None, at)
+        return _Name("mlp", int(mlp[1]), None, at, None)
     layer = _LAYER.search(name)
-    return _Name("module", int(layer[1]) if layer else None, None, at)
+    return _Name("module", int(layer[1]) if layer else None, None, at, None)
+
+
+def at_span(node: str, span: str | None) -> str:
+    """The id of a node at a position or a span, or everywhere."""
+    return node if span is None else f"{node}@{span}"
+
+
+def split_span(node: str) -> tuple[str, str | None]:
+    """The id of a node without its position or span, and that as text; None: everywhere."""
+    named = _parsed(node)
+    if named.span is None and named.position is None:
+        return node, None
+    name, _, span = node.rpartition("@")
+    return name, span
 
 
 def edge_text(source: str, target: str, input: str | None) -> str:  # noqa: A002 - its name in `Edge`
@@ -86,8 +107,8 @@ class Node:
     Attributes:
         id: its name, without characters that cannot be printed. ``input`` (the sum of the
             embeddings), ``a3.h5`` (head 5 of the attention of layer 3), ``m3`` (the MLP of layer
-            3), ``logits``, or the captured name of another module. ``@7`` at its end means the
-            token at position 7 alone.
+            3), ``logits``, or the captured name of another module. ``@7`` at its end means what
+            the part returns at position 7 alone, ``@subject`` at the tokens of that span.
         effect: the metric with the intervention on this node, minus the metric without it; the mean
             over the examples. None: it was not measured.
         low, high: a confidence interval of the effect; both or none.
@@ -125,8 +146,13 @@ class Node:
 
     @property
     def position(self) -> int | None:
-        """The position of the token, from 0; None: all positions."""
+        """The position of the token, from 0; None: all positions, or those of a span."""
         return _parsed(self.id).position
+
+    @property
+    def span(self) -> str | None:
+        """The name of the span of tokens; None: all positions, or one."""
+        return _parsed(self.id).span
 
 
 @dataclasses.dataclass(frozen=True)

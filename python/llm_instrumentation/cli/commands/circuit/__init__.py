@@ -19,11 +19,12 @@ from .texts import columns_of
 if TYPE_CHECKING:
     from ....analysis.causal_graph import CausalGraph, Edge
     from ....interventions.metrics import Metric
-    from ....interventions.prompts import Prompts
+    from ....interventions.prompts import Positions, Prompts
 
 __all__ = ["app"]
 
 _SHOWN = 20  # edges that are printed
+_KEPT = 100_000  # edges at positions that --all writes
 _FILES = (".json", ".graphml", ".dot", ".gv")
 
 app = typer.Typer()
@@ -63,6 +64,9 @@ def circuit(
         int, typer.Option("--steps", help="Of integrated gradients; 0: one gradient.", min=0)
     ] = 5,
     top_k: Annotated[int, typer.Option("--top-k", help="Edges to choose.", min=1)] = 60,
+    each_position: Annotated[
+        bool, typer.Option("--each-position", help="Tell edges apart by the tokens they join.")
+    ] = False,
     exact: Annotated[
         bool, typer.Option("--exact", help="Measure these edges by patching, too.")
     ] = False,
@@ -82,27 +86,23 @@ def circuit(
 ) -> None:
     """Find the edges of a language model that make the difference between two texts."""
     from ....analysis.causal_graph import save_graph
-    from ....interventions.circuits import run_circuit
-    from ....interventions.edges import edge_attribution, edge_patching
 
     _check_files(out, every, top_k)
     texts = {"clean": clean, "corrupted": corrupted, "correct": correct, "wrong": wrong}
     columns = columns_of(texts, pairs, metric.value)
     network = pretrained("MODEL", "AutoModelForCausalLM", model).eval().to(device)
-    prompts = _prompts(
-        columns, pretrained("--tokenizer", "AutoTokenizer", tokenizer or model), device
-    )
+    texts_of = pretrained("--tokenizer", "AutoTokenizer", tokenizer or model)
+    prompts = _prompts(columns, texts_of, device)
     measured = _metric(metric.value, network, prompts, batch_size)
-    graph = edge_attribution(network, prompts, measured, steps=steps or None, batch_size=batch_size)
+    graph, found = _measured(
+        network, prompts, measured, steps or None, top_k, exact,
+        "each" if each_position else None, batch_size,
+    )  # fmt: skip
     if every is not None:
         save_graph(graph, every)
-    found = graph.pruned(top_k=top_k)
-    if exact and found.edges:
-        found = edge_patching(network, prompts, measured, found, batch_size=batch_size)
-    alone = float(
-        run_circuit(network, prompts, measured, found, batch_size=batch_size).double().mean()
-    )
-    notes = {**found.notes, "edges of the model": len(graph.edges), "circuit alone": alone}
+    notes = dict(found.notes)
+    if each_position:
+        notes["tokens"] = _tokens(prompts, texts_of)
     found = dataclasses.replace(found, model=model, notes=notes)
     if out is not None:
         save_graph(found, out)
@@ -112,6 +112,25 @@ def circuit(
         _print(found)
         if out is not None:
             print(f"{shown(str(out))}: the circuit")
+
+
+def _measured(
+    network: Any, prompts: Prompts, metric: Metric, steps: int | None, top_k: int, exact: bool,
+    positions: Positions, batch_size: int,
+) -> tuple[CausalGraph, CausalGraph]:  # fmt: skip
+    """The graph of all edges, or at positions of the largest, and the circuit."""
+    from ....interventions.circuits import run_circuit
+    from ....interventions.edges import edge_attribution, edge_patching
+
+    common: Any = {"batch_size": batch_size, "positions": positions}
+    kept = None if positions is None else max(top_k, _KEPT)
+    graph = edge_attribution(network, prompts, metric, steps=steps, top_k=kept, **common)
+    found = graph.pruned(top_k=top_k)
+    if exact and found.edges:
+        found = edge_patching(network, prompts, metric, found, **common)
+    alone = float(run_circuit(network, prompts, metric, found, **common).double().mean())
+    notes = {"edges of the model": len(graph.edges), **graph.notes, "circuit alone": alone}
+    return graph, dataclasses.replace(found, notes=notes)
 
 
 def _check_files(out: Path | None, every: Path | None, top_k: int) -> None:
@@ -137,6 +156,15 @@ def _prompts(columns: dict[str, Sequence[str]], tokenizer: Any, device: str) -> 
     return Prompts.of_texts(
         tokenizer, columns["clean"], columns["corrupted"], answers=answers, device=device
     )
+
+
+def _tokens(prompts: Prompts, tokenizer: Any) -> dict[str, str]:
+    """The token of the first clean text at each position, with "…" where others have others."""
+    ids = prompts.clean["input_ids"]
+    same = (ids == ids[0]).all(0).tolist()
+    texts = [tokenizer.decode([token]) for token in ids[0].tolist()]
+    pairs = enumerate(zip(texts, same, strict=True))
+    return {str(at): text if alike else f"{text}…" for at, (text, alike) in pairs}
 
 
 def _metric(name: str, model: Any, prompts: Prompts, batch_size: int) -> Metric:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..analysis.causal_graph import CausalGraph, Edge, EdgeKey
-from ..analysis.significance import (
+from ...analysis.causal_graph import CausalGraph, Edge, EdgeKey
+from ...analysis.significance import (
     Adjustment,
     adjusted,
     bootstrap_interval,
     permutation_test,
 )
-from .decoders import PreNormDecoder
-from .metrics import Metric, widened
-from .running.runs import model_name, versions
+from ..metrics import Metric, widened
+from ..running.runs import model_name, versions
+from .edge_space import EdgeSpace
 
 __all__ = ["effects_graph", "precise"]
 
@@ -30,7 +31,7 @@ def precise(values: Tensor) -> Tensor:
 
 
 def effects_graph(
-    decoder: PreNormDecoder,
+    space: EdgeSpace,
     edges: Sequence[EdgeKey],
     effects: npt.NDArray[np.float32],
     *,
@@ -44,9 +45,9 @@ def effects_graph(
     """A graph of all nodes and of some edges with their mean effects.
 
     Args:
-        decoder: the decoder.
+        space: all edges.
         edges: the edges.
-        effects: [examples, edges].
+        effects: [examples, edges], or their means, [1, edges].
         confidence: of the intervals; None: without them. One example has none.
         p_values: how they are adjusted, see `significance.adjusted`; None: without them.
         metric, method: for the graph.
@@ -66,16 +67,20 @@ def effects_graph(
     tested: Sequence[float | None] = [None] * len(edges)
     if p_values is not None and len(effects) > 1:
         tested = adjusted(permutation_test(effects), p_values).tolist()
-    return decoder.graph(
+    notes: dict[str, Any] = {}
+    if space.spans.index is not None:
+        notes = {"spans": list(space.spans.names), "edges of the model": space.size}
+    return space.graph(
         (
             Edge(*key, effect=float(mean), low=low, high=high, p_value=p_value)
             for key, mean, (low, high), p_value in zip(edges, means, ends, tested, strict=True)
         ),
-        model=model_name(decoder.model),
+        model=model_name(space.decoder.model),
         metric=metric.name,
         method=method,
         clean=float(clean.double().mean()),
         corrupted=float(corrupted.double().mean()),
-        examples=len(effects),
+        examples=len(clean),
         versions=versions(),
+        notes=notes,
     )

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedError
-from .decoders import PreNormDecoder
-from .edits import Edit, apply
-from .installed import intervene
-from .metrics import widened
+from ...errors import UnsupportedError
+from ..decoders import PreNormDecoder
+from ..edits import Edit, apply
+from ..installed import intervene
+from ..metrics import widened
 
 __all__ = ["Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
 
@@ -138,7 +138,11 @@ def before_norm(decoder: PreNormDecoder, norm: str, residual: Tensor, gradients:
 
 @torch.no_grad()
 def written(
-    decoder: PreNormDecoder, inputs: Mapping[str, Tensor], *, check: bool = False
+    decoder: PreNormDecoder,
+    inputs: Mapping[str, Tensor],
+    *,
+    check: bool = False,
+    edits: Sequence[Edit] = (),
 ) -> tuple[Written, Any]:
     """Runs the model, and keeps what its nodes write.
 
@@ -146,6 +150,7 @@ def written(
         decoder: the decoder.
         inputs: arguments of the model.
         check: compare what each norm receives with the sum that the layout says.
+        edits: of the model, which come first.
 
     Returns:
         what was written, and what the model returned.
@@ -166,7 +171,7 @@ def written(
 
         return kept
 
-    edits: list[Edit] = []
+    edits = list(edits)
     for number, writers in enumerate(decoder.writers):
         block = decoder.blocks[writers.layer]
         layer, side = {
