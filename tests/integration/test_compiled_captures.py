@@ -24,10 +24,11 @@ from llm_instrumentation.core.files.calls_file import read_calls
 from llm_instrumentation.core.hooking.module_hooks import ModuleHooks
 from llm_instrumentation.core.recording import monitor
 from llm_instrumentation.core.selection import LayerSelectionError
-from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.errors import CaptureError, InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import intervene, zero
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.13", reason="this torch captures eagerly")
 
@@ -325,6 +326,71 @@ def test_training(backend, model, path, tmp_path):
     assert_same(path, tmp_path / "eager")
     for own, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(own.grad, other.grad)
+
+
+class Checkpointed(nn.Module):
+    """Two modules whose tensors the backward pass computes again."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 6)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in (self.up, self.down):
+            x = checkpoint(module, x.sin(), use_reentrant=self.use_reentrant)
+        return x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_a_checkpoint_computes_again_is_not_mixed_with_the_step(
+    backend, use_reentrant, path, tmp_path
+):
+    """The backend "eager" emits it a second time, under another name. AOTAutograd drops that."""
+    model, x = Checkpointed(use_reentrant=use_reentrant), torch.randn(4, 6, requires_grad=True)
+    expected = copy.deepcopy(model)
+    with capture_activations(expected, tmp_path / "eager", config=eagerly()):
+        expected(x).sum().backward()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with capture_activations(compiled, path, config=inside()):
+        compiled(x).sum().backward()
+    with ActivationReader(path) as reader, ActivationReader(tmp_path / "eager") as eager:
+        names = [a.name for a in reader]
+        assert [name for name in names if "!" not in name] == ["up", "down", ""]
+        again = {"down!recomputed", "up!recomputed"} if backend == "eager" else set()
+        assert {name for name in names if "!" in name} == again
+        for name in ("up", "down", ""):
+            (value,), (other,) = reader[name], eager[name]
+            assert torch.equal(value.to_torch(), other.to_torch())
+    for own, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(own.grad, other.grad)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CaptureError])
+def test_what_the_operator_raises_reaches_the_caller(error, path, monkeypatch):
+    """The exception comes from the middle of compiled code as it is, so Ctrl-C ends a wait."""
+
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + 1, x + 2  # the operator in Python takes the second one
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = Pair()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.pair(x)[0]
+
+    def interrupted(*_: object) -> None:
+        raise error("while the tensor waited")
+
+    monkeypatch.setattr(ModuleHooks, "output_emitted", interrupted)
+    compiled = torch.compile(Around(), backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), capture_activations(compiled, path, config=inside()):
+        with pytest.raises(error, match="while the tensor waited"):
+            compiled(torch.randn(4, 6))
 
 
 def test_a_batch_of_another_size_is_no_new_code(model, path):
