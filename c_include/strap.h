@@ -190,12 +190,17 @@ typedef struct strap_open_options {
                                 answer is CORRUPT and all files stay unchanged. A lost or
                                 unreadable index is begun anew with this id. With CREATE: NULL */
   int32_t ring;              /* 0: capture to a stream. 1: keep the last steps in the staging memory
-                                until strap_dump writes them. No file is opened, and PATH is for
+                                until strap_dump writes them. No stream is opened, and PATH is for
                                 messages alone. The mode is CREATE. The memory is taken from the system at
                                 once */
   int32_t ring_steps;        /* the most steps of the ring; 0: as many as the memory holds */
   double ring_seconds;       /* steps that began so long before the newest one give way; 0: none
                                 does for its age */
+  const char *ring_file;     /* with a ring: a new file that the staging memory lies in, so that the
+                                last steps outlive a process that is killed: see
+                                strap_salvage_ring. A path on tmpfs, such as /dev/shm, costs as
+                                much as memory; to a disk the kernel writes all the time. The end
+                                of the session removes the file. NULL: none */
 } strap_open_options;
 
 /* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
@@ -209,8 +214,10 @@ typedef struct strap_open_options {
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
  * file, or an archive's and ends in .stream, or a file that is no stream stands at PATH, or
- * one that is no index at PATH.index: see overwrite), BUSY (another session holds
- * PATH), NOT_FOUND, PERMISSION, NO_SPACE, NO_MEMORY (the staging memory cannot be
+ * one that is no index at PATH.index: see overwrite; or a file that is no ring file stands at
+ * ring_file), INVALID_STATE (a process that was killed left ring_file: salvage and remove it),
+ * UNSUPPORTED (the file system of ring_file reserves no room), BUSY (another session holds
+ * PATH or ring_file), NOT_FOUND, PERMISSION, NO_SPACE, NO_MEMORY (the staging memory cannot be
  * mapped), IO; with RESUME also CORRUPT, and NO_MEMORY where the index takes more
  * than half of what this process can still have.
  */
@@ -253,6 +260,16 @@ strap_status strap_dump(strap_session session, const char *path, int32_t overwri
 /* Ends the dump behind all tensors that were enqueued or offered before. The ring keeps the next
  * tensors. Errors: INVALID_STATE (no dump is being written); TIMEOUT as in strap_roll. */
 strap_status strap_dump_end(strap_session session, int32_t timeout_ms, strap_error *error);
+
+/*
+ * Tells that all tensors of a step were enqueued or offered, of a session with a ring. In a ring_file
+ * the step counts as whole from then on. Tensors may still come for it. Without a ring_file the call
+ * has no effect.
+ *
+ * Errors: INVALID_STATE (the session has no ring); TIMEOUT as in strap_roll.
+ */
+strap_status strap_step_end(strap_session session, int64_t step, int32_t timeout_ms,
+                            strap_error *error);
 
 /* A tensor with a value that is infinite or NaN. */
 typedef struct strap_alarm_t {
@@ -720,6 +737,54 @@ typedef struct strap_salvage_report {
 strap_status strap_salvage(const char *path, const char *out,
                            const strap_salvage_options *options,
                            strap_salvage_report *report, strap_error *error);
+
+/* A step of a ring file, for strap_salvage_ring. It is whole if it has ended, and the last two numbers
+ * are 0. */
+typedef struct strap_ring_step {
+  int64_t step;          /* its number; -1: unknown */
+  uint64_t packets;      /* in the new stream */
+  int32_t ended;         /* 1: strap_step_end was called for it */
+  int32_t whole;         /* 1: all its tensors are in the new stream */
+  uint64_t missing;      /* packets that it had when it ended, and the new stream lacks: it was giving
+                            way to a newer step, a dump had taken it, or the file is damaged */
+  uint64_t not_captured; /* tensors that were dropped, or could not be captured */
+} strap_ring_step;
+
+typedef struct strap_salvage_ring_options {
+  uint32_t struct_size;
+  int32_t force; /* 1: replace what stands at OUT */
+  /* As in strap_salvage_options. */
+  int32_t (*progress)(void *context, uint64_t done, uint64_t total);
+  /* Called for each step in the order of the new stream, when that is there. May be NULL. */
+  void (*step)(void *context, const strap_ring_step *step);
+  void *context;
+} strap_salvage_ring_options;
+
+typedef struct strap_salvage_ring_report {
+  uint32_t struct_size;
+  int32_t pid;           /* of the process that left the file */
+  uint64_t packets;      /* in the new stream */
+  uint64_t bytes;        /* its length */
+  uint64_t steps;        /* with packets in the file */
+  uint64_t whole_steps;  /* of these */
+  uint64_t damaged;      /* packets that were left out, because their values have another checksum */
+  char problem[512];     /* what is wrong with the file; "" when nothing is */
+} strap_salvage_ring_report;
+
+/*
+ * Copies the packets of the ring_file at PATH, which a killed process has left, to a new stream OUT with
+ * an index. Packets that were being copied when the process ended are left out. Steps that are not whole
+ * have a note in the index. The ring file is only read. The new files appear when they are whole and
+ * durable. The payloads are raw.
+ *
+ * The callbacks are called from the calling thread. OPTIONS and REPORT may be NULL.
+ *
+ * Errors: NOT_FOUND, INVALID_ARGUMENT (OUT is the source, or exists without force), BUSY (the process
+ * lives, or OUT is being captured), CORRUPT (PATH is no ring file, or its head is damaged), IO, NO_SPACE.
+ */
+strap_status strap_salvage_ring(const char *path, const char *out,
+                                const strap_salvage_ring_options *options,
+                                strap_salvage_ring_report *report, strap_error *error);
 
 /* ---- payloads ----------------------------------------------------------- */
 

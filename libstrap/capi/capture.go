@@ -84,6 +84,9 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 	if o.capture_id != nil && id == "" {
 		return none, status.New(status.InvalidArgument, "capture_id is empty: give 32 hexadecimal digits, or NULL for none")
 	}
+	if o.ring_file != nil && *o.ring_file == 0 {
+		return none, status.New(status.InvalidArgument, "ring_file is empty: give a path, or NULL for none")
+	}
 	return session.Options{
 		Codec:       codec.Kind(o.codec),
 		Level:       int(o.level),
@@ -103,6 +106,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Ring:        o.ring == 1,
 		RingSteps:   int(o.ring_steps),
 		RingSeconds: float64(o.ring_seconds),
+		RingFile:    C.GoString(o.ring_file),
 		Files:       files{},
 	}, nil
 }
@@ -132,6 +136,11 @@ func strapgoDump(h C.strap_session, path *C.char, overwrite, timeoutMS C.int32_t
 //export strapgoDumpEnd
 func strapgoDumpEnd(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	return onSession(h, e, func(s *session.Session) error { return s.EndDump(timeout(timeoutMS)) })
+}
+
+//export strapgoStepEnd
+func strapgoStepEnd(h C.strap_session, step C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *session.Session) error { return s.EndStep(int64(step), timeout(timeoutMS)) })
 }
 
 //export strapgoAlarm

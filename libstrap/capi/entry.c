@@ -220,6 +220,12 @@ strap_status strap_dump_end(strap_session session, int32_t timeout_ms, strap_err
   return strapgoDumpEnd(session, timeout_ms, error);
 }
 
+strap_status strap_step_end(strap_session session, int64_t step, int32_t timeout_ms,
+                            strap_error *error) {
+  ENTER(error);
+  return strapgoStepEnd(session, step, timeout_ms, error);
+}
+
 strap_status strap_alarm(strap_session session, strap_alarm_t *alarm, int32_t timeout_ms,
                          strap_error *error) {
   ENTER(error);
@@ -513,6 +519,37 @@ strap_status strap_salvage(const char *path, const char *out,
   }
   strap_salvage_report found = {0};
   status = strapgoSalvage((char *)path, (char *)out, &own, &found, error);
+  if (status == STRAP_OK && report != NULL) give(report, &found, sizeof found);
+  return status;
+}
+
+int32_t call_ring_progress(const strap_salvage_ring_options *options, uint64_t done,
+                           uint64_t total) {
+  return options->progress == NULL ? 0 : options->progress(options->context, done, total);
+}
+
+void call_ring_step(const strap_salvage_ring_options *options, const strap_ring_step *step) {
+  if (options->step != NULL) options->step(options->context, step);
+}
+
+strap_status strap_salvage_ring(const char *path, const char *out,
+                                const strap_salvage_ring_options *options,
+                                strap_salvage_ring_report *report, strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  NEED(out, error);
+  strap_status status;
+  strap_salvage_ring_options own = {0};
+  if (options != NULL) {
+    status = take(&own, sizeof own, options, "strap_salvage_ring_options", error);
+    if (status != STRAP_OK) return status;
+  }
+  if (report != NULL) {
+    status = clear(report, "strap_salvage_ring_report", error);
+    if (status != STRAP_OK) return status;
+  }
+  strap_salvage_ring_report found = {0};
+  status = strapgoSalvageRing((char *)path, (char *)out, &own, &found, error);
   if (status == STRAP_OK && report != NULL) give(report, &found, sizeof found);
   return status;
 }

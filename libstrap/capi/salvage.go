@@ -1,4 +1,4 @@
-// The function of the C API that copies the intact packets of a damaged capture.
+// The functions of the C API that copy the intact packets of a damaged capture, and those of a ring file.
 
 package main
 
@@ -9,6 +9,8 @@ package main
 // In entry.c: Go cannot call the pointers of options.
 int32_t call_progress(const strap_salvage_options *options, uint64_t done, uint64_t total);
 void call_lost(const strap_salvage_options *options, const strap_lost *lost);
+int32_t call_ring_progress(const strap_salvage_ring_options *options, uint64_t done, uint64_t total);
+void call_ring_step(const strap_salvage_ring_options *options, const strap_ring_step *step);
 */
 import "C"
 
@@ -72,4 +74,42 @@ func tellLost(o *C.strap_salvage_options, found salvage.Report) {
 		*lost = C.strap_lost{offset: C.uint64_t(r.Offset), length: C.uint64_t(r.Length)}
 		C.call_lost(o, lost)
 	}
+}
+
+//export strapgoSalvageRing
+func strapgoSalvageRing(path, out *C.char, o *C.strap_salvage_ring_options, report *C.strap_salvage_ring_report, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		if o.force != 0 && o.force != 1 {
+			return status.New(status.InvalidArgument, "force = %d: give 0 or 1", o.force)
+		}
+		src := C.GoString(path)
+		found, err := salvage.Ring(src, C.GoString(out), salvage.Options{
+			Force: o.force != 0,
+			Progress: func(done, total int64) error {
+				if C.call_ring_progress(o, C.uint64_t(done), C.uint64_t(total)) != 0 {
+					return status.New(status.InvalidState, "the salvage of %q was given up", src)
+				}
+				return nil
+			},
+		})
+		if err != nil {
+			return err
+		}
+		report.pid = C.int32_t(found.PID)
+		report.packets, report.bytes = C.uint64_t(found.Packets), C.uint64_t(found.Bytes)
+		report.steps, report.damaged = C.uint64_t(len(found.Steps)), C.uint64_t(found.Damaged)
+		putString(unsafe.Slice((*byte)(unsafe.Pointer(&report.problem)), len(report.problem)), found.Problem)
+		step := (*C.strap_ring_step)(C.calloc(1, C.sizeof_strap_ring_step)) // C reads it, so not in the Go heap
+		defer C.free(unsafe.Pointer(step))
+		for i := range found.Steps {
+			s := &found.Steps[i]
+			*step = C.strap_ring_step{
+				step: C.int64_t(s.Step), packets: C.uint64_t(s.Packets), ended: boolInt(s.Ended), whole: boolInt(s.Whole()),
+				missing: C.uint64_t(s.Missing), not_captured: C.uint64_t(s.NotCaptured),
+			}
+			report.whole_steps += C.uint64_t(step.whole)
+			C.call_ring_step(o, step)
+		}
+		return nil
+	})
 }

@@ -28,6 +28,10 @@ AT(strap_open_options, workers_yield, 56);
 AT(strap_open_options, burst_bytes, 64);
 AT(strap_open_options, team, 72);
 AT(strap_open_options, capture_id, 80);
+AT(strap_open_options, ring, 88);
+AT(strap_open_options, ring_steps, 92);
+AT(strap_open_options, ring_seconds, 96);
+AT(strap_open_options, ring_file, 104);
 
 AT(strap_tensor, layer, 4);
 AT(strap_tensor, dtype, 8);

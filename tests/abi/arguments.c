@@ -59,6 +59,7 @@ static void open_refuses(const char *path) {
   BAD(ring, -1);
   BAD(ring_steps, 1); /* without a ring */
   BAD(ring_seconds, 1);
+  BAD(ring_file, "ring"); /* likewise */
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* a new capture draws its id itself */
   good.mode = STRAP_MODE_RESUME;
@@ -238,6 +239,7 @@ static void enqueue_refuses(strap_session session) {
   REFUSED(INVALID, strap_dump(session, NULL, 0, -1, report));
   REFUSED(INVALID, strap_dump(session, "next.stream", 2, -1, report));
   REFUSED(STRAP_ERR_INVALID_STATE, strap_dump(session, "next.stream", 0, -1, report)); /* no ring */
+  REFUSED(STRAP_ERR_INVALID_STATE, strap_step_end(session, 0, -1, report));
   REFUSED(STRAP_ERR_INVALID_STATE, strap_dump_end(session, -1, report));
   REFUSED(INVALID, strap_alarm(session, NULL, -1, report));
   strap_alarm_t alarm = {.struct_size = 0};

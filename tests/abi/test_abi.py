@@ -124,6 +124,7 @@ def compiled(
         "resume.c",
         "identity.c",
         "ring.c",
+        "ring_file.c",
         "segments.c",
         "others.c",
         "closing.c",

@@ -35,11 +35,13 @@ from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.analysis.reading import summary
 from llm_instrumentation.analysis.reading.verify import verify
 from llm_instrumentation.analysis.sae.feature_folder import FeatureFolder
+from llm_instrumentation.analysis.salvage import salvage_ring
 from llm_instrumentation.cli import main
 from llm_instrumentation.cli.exit_codes import ExitCode
 from llm_instrumentation.core.token_files import finished_state
 from llm_instrumentation.core.tokens import CheckpointFile, TokenTracker
 from llm_instrumentation.errors import StrapError
+from llm_instrumentation.flight import flight_recorder
 from llm_instrumentation.mrm import compute_all, compute_in_tokens
 from llm_instrumentation.mrm.collector import TorchTracer
 from llm_instrumentation.mrm.collector.torch.recover import read_spool
@@ -141,6 +143,7 @@ def _make(folder: Path) -> None:
     with torch.no_grad(), capture_activations(model, f"{folder}/whole/"):
         model(torch.ones(2, 7, dtype=torch.int64))
     _shuffled(folder)
+    _left_ring(folder / "ring")
     save_graph(induction(), folder / "graph.json")
     save_graph(induction(), folder / "graph.graphml")
     torch.save([{"h": torch.ones(1, 3, 4), "input_ids": torch.ones(1, 3).long()}], folder / "a.pt")
@@ -262,6 +265,26 @@ def _shuffled(folder: Path) -> None:
     list(ActivationDataset(path, ["embed"], batch_size=8, shuffle="full", scratch=scratch))
 
 
+def _left_ring(path: Path) -> None:
+    """Writes what a flight recorder leaves that is killed, without the memory it has not used."""
+    model = torch.nn.Identity()
+    with flight_recorder(
+        model, path.with_name("recorder"), memory_gb=0.002, ring_file=f"{path}.live"
+    ):  # fmt: skip
+        for step in range(20):
+            model(torch.full((40,), step, dtype=torch.int64))
+        left = Path(f"{path}.live").read_bytes()
+    path.write_bytes(left[: 64 << 10])
+
+
+def _ring(folder: Path) -> None:
+    """Whatever was damaged, a tensor that is salvaged has its values."""
+    salvage_ring(folder / "ring", folder / "ring.stream", force=True)
+    with ActivationReader(folder / "ring.stream", warn=False) as reader:
+        for one in reader:
+            assert torch.equal(one.to_torch(), torch.full((40,), one.step, dtype=torch.int64))
+
+
 def _imported(name: str, form: str) -> Callable[[Path], Any]:
     return lambda folder: import_activations(
         folder / name, folder / "imported.stream", format=form, overwrite=True, progress=False
@@ -316,6 +339,7 @@ CASES = [
     Case("run/manifest.json", _run),
     Case("run/rank-00000.json", _run),
     Case("scratch/manifest.json", _shuffled),
+    Case("ring", _ring),
     Case("graph.json", lambda folder: load_graph(folder / "graph.json")),
     Case("graph.graphml", lambda folder: load_graph(folder / "graph.graphml")),
     Case("a.pt", _imported("a.pt", "torch")),
@@ -422,6 +446,7 @@ COMMANDS = {
     "a.stream.block.jsonl": ("timeline",),
     "run/manifest.json": ("info", "ls", "verify"),
     "run/rank-00000.json": ("info", "ls", "verify"),
+    "ring": ("salvage",),
     "a.pt": ("import",),
     "a.safetensors": ("import",),
 }
@@ -438,6 +463,9 @@ def test_a_command_ends_with_its_exit_code(file, corpus, capsys, monkeypatch):
         arguments = [command, str(stream)]
         if command == "timeline":
             arguments += ["--out", str(corpus / "a.pftrace"), "--overwrite"]
+        if command == "salvage":
+            out = str(corpus / "ring.stream")
+            arguments = ["salvage", "ring", str(corpus / file), out, "--overwrite"]
         if command == "import":
             form = "torch" if file == "a.pt" else "vllm"
             out = str(corpus / "imported.stream")

@@ -186,3 +186,16 @@ def test_a_callback_cannot_wait_for_itself(handover):
     handover.submit(Transfer(done(), None, lambda _: handover.flush(), None))
     with pytest.raises(TransferError, match="cannot wait for itself"):
         handover.flush(timeout=30)
+
+
+def test_a_call_behind_transfers_comes_after_their_callbacks():
+    copy, got = Copy(), []
+    manager = CUDAMemoryManager(1 << 20)
+    manager._handover.submit(Transfer(copy, "copied", got.append, None))
+    manager.call_behind(lambda: got.append("behind"))
+    time.sleep(0.05)
+    assert got == []
+    copy.set()
+    manager.flush(timeout=30)
+    assert got == ["copied", "behind"]
+    manager.close(timeout=30)

@@ -29,6 +29,9 @@ type Region struct {
 	len int // bytes that it takes in the arena
 }
 
+// Offset returns where the region begins in the arena.
+func (r Region) Offset() int { return r.at }
+
 // Zero reports whether r was never allocated.
 func (r Region) Zero() bool { return r.len == 0 }
 
@@ -66,6 +69,15 @@ func New(limit int64) (*Arena, error) {
 		if n == MinLimit {
 			return nil, status.Wrap(status.NoMemory, err, "cannot map %d bytes of staging memory", n)
 		}
+	}
+}
+
+// On returns an arena in the bytes of m from `from` on, all of which the system has provided. The arena
+// owns m. The contents of the other bytes do not change.
+func On(m *pages.Memory, from int) *Arena {
+	n := (len(m.Bytes) - from) / cacheLine * cacheLine
+	return &Arena{
+		pages: m, mem: m.Bytes[from:][:n:n], free: []gap{{0, n}}, top: n, freed: make(chan struct{}, 1),
 	}
 }
 
@@ -198,10 +210,10 @@ func align(n int) int { return (n + cacheLine - 1) / cacheLine * cacheLine }
 func (a *Arena) Touch(n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
+	end := int(min(n, a.Limit()))
+	if a.closed || end <= a.top {
 		return
 	}
-	end := int(min(n, a.Limit()))
 	a.pages.Touch(end)
-	a.top = max(a.top, end)
+	a.top = end
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/libstrap/strap/libstrap/internal/pages"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -218,4 +219,29 @@ func TestRoomThatIsReservedStays(t *testing.T) {
 	if _, ok, _ := a.TryAlloc(n, 2*n); ok {
 		t.Error("the reserved room is taken in part")
 	}
+}
+
+// The memory of a caller is used from a place on, and is taken from the first.
+func TestAnArenaInMemoryOfTheCaller(t *testing.T) {
+	m, err := pages.Map(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Touch(1 << 20)
+	m.Bytes[4095] = 7
+	a := On(m, 4096)
+	a.Touch(a.Limit())
+	if taken, _, _ := a.Usage(); a.Limit() != 1<<20-4096 || taken != a.Limit() {
+		t.Errorf("%d bytes of %d are taken", taken, a.Limit())
+	}
+	r, ok, err := a.TryAlloc(int(a.Limit()), 0)
+	if !ok || err != nil {
+		t.Fatalf("the whole memory: %v", err)
+	}
+	clear(r.Buf)
+	if r.Offset() != 0 || &r.Buf[0] != &m.Bytes[4096] || m.Bytes[4095] != 7 {
+		t.Error("the region is elsewhere")
+	}
+	a.Free(r)
+	a.Close()
 }

@@ -25,6 +25,7 @@ type Memory struct {
 	Bytes []byte
 	all   []byte // aligned; Bytes are the first bytes of it
 	whole []byte // the whole mapping
+	file  bool   // the pages are those of a file
 }
 
 var kept struct {
@@ -50,6 +51,17 @@ func Map(n int) (*Memory, error) {
 	return &Memory{Bytes: all, all: all, whole: whole}, nil
 }
 
+// MapFile maps the first n bytes of a file, n > 0, and shares them with the file. The file must have these
+// bytes, and its file system must have room for them: otherwise an access ends the process. A forked child
+// does not inherit them.
+func MapFile(f *os.File, n int) (*Memory, error) {
+	all, err := mapFile(f, n)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{Bytes: all, all: all, whole: all, file: true}, nil
+}
+
 // Touch makes the system provide the pages of the first n bytes. Nothing must have been written to them.
 func (m *Memory) Touch(n int) {
 	b := m.Bytes[:n]
@@ -63,7 +75,7 @@ func (m *Memory) Touch(n int) {
 
 // Release keeps or unmaps the memory. used is the end of the bytes that were touched.
 func (m *Memory) Release(used int) {
-	if used == 0 || !relinquish(m.all, min((used+hugePage-1)/hugePage*hugePage, keepBytes)) {
+	if used == 0 || m.file || !relinquish(m.all, min((used+hugePage-1)/hugePage*hugePage, keepBytes)) {
 		unmapPages(m.whole)
 		return
 	}

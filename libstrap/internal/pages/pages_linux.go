@@ -34,6 +34,19 @@ func mapPages(n int) (whole, all []byte, err error) {
 	return whole, all, nil
 }
 
+func mapFile(f *os.File, n int) ([]byte, error) {
+	all, err := syscall.Mmap(int(f.Fd()), 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Madvise(all, syscall.MADV_DONTFORK); err != nil {
+		unmapPages(all)
+		return nil, err
+	}
+	_ = syscall.Madvise(all, syscall.MADV_HUGEPAGE) // a file system without them refuses
+	return all, nil
+}
+
 // relinquish lets the system take the first n bytes at any time, and the other bytes now. The addresses
 // stay mapped. It returns false if the system cannot do this (locked memory, a kernel before 4.5), or if
 // the process must save addresses.

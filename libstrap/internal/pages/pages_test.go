@@ -3,6 +3,7 @@ package pages_test
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -173,4 +174,36 @@ func TestThreadsMapAndRelease(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// What is stored in the pages of a file is in the file, and the pages are not kept.
+func TestThePagesOfAFile(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("files are mapped on Linux alone")
+	}
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, make([]byte, 3*mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := pages.MapFile(f, 3*mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Touch(3 * mib)
+	m.Bytes[3*mib-1] = 7
+	where := at(m)
+	m.Release(3 * mib)
+	if b, err := os.ReadFile(path); err != nil || b[3*mib-1] != 7 {
+		t.Errorf("the file has other bytes: %v", err)
+	}
+	other := mapped(t, 3*mib)
+	defer other.Release(0)
+	if at(other) == where && other.Bytes[3*mib-1] == 7 {
+		t.Error("the pages of the file are used for something else")
+	}
 }

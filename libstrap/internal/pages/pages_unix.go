@@ -4,13 +4,18 @@
 
 package pages
 
-import "syscall"
+import (
+	"os"
+	"syscall"
+)
 
 func mapPages(n int) (whole, all []byte, err error) {
 	whole, err = syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	return whole, whole, err
 }
+
+func mapFile(*os.File, int) ([]byte, error) { return nil, syscall.ENOTSUP }
 
 // relinquish and populate work on Linux alone.
 

@@ -75,7 +75,7 @@ func Salvage(src, dst string, o Options) (Report, error) {
 	if len(found) == 0 && s.size > 0 {
 		return Report{}, status.New(status.Corrupt, "%q has no intact packet in its %d bytes", src, s.size)
 	}
-	if err := s.write(out, found); err != nil {
+	if err := s.write(out, s.captureID(), func(c *copier) error { return c.copy(found) }); err != nil {
 		return Report{}, err
 	}
 	return s.report, nil

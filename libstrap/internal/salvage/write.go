@@ -95,8 +95,9 @@ type copier struct {
 	next  uint64 // sequence of the next packet that is not listed
 }
 
-// write writes both files under other names, and renames them when they are complete and durable.
-func (s *salvage) write(t target, all []found) (err error) {
+// write writes both files under other names, and renames them when they are complete and durable. copy writes
+// their packets and rows.
+func (s *salvage) write(t target, captureID string, copy func(c *copier) error) (err error) {
 	var files []*partial.File // the stream, the index
 	for _, path := range t.paths() {
 		f, err := partial.Create(path, 0o666)
@@ -106,7 +107,7 @@ func (s *salvage) write(t target, all []found) (err error) {
 		defer f.Discard()
 		files = append(files, f)
 	}
-	if err := s.fill(files[0].File, files[1].File, all); err != nil {
+	if err := s.fill(files[0].File, files[1].File, captureID, copy); err != nil {
 		return err
 	}
 	if err := t.free(); err != nil {
@@ -122,17 +123,17 @@ func (s *salvage) write(t target, all []found) (err error) {
 	return partial.SyncFolder(t.stream)
 }
 
-func (s *salvage) fill(f, idx *os.File, all []found) (err error) {
+func (s *salvage) fill(f, idx *os.File, captureID string, copy func(c *copier) error) (err error) {
 	path := f.Name()
 	if err := f.Chmod(s.mode & 0o666); err != nil {
 		return status.FromOS(err, "cannot set the permissions of %q", path)
 	}
 	c := copier{salvage: s, out: bufio.NewWriterSize(f, chunkSize)}
-	if c.index, err = index.New(idx, s.captureID()); err != nil {
+	if c.index, err = index.New(idx, captureID); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.index.Close()) }()
-	if err := c.copy(all); err != nil {
+	if err := copy(&c); err != nil {
 		return err
 	}
 	if err := c.out.Flush(); err != nil {

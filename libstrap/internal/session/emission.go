@@ -48,7 +48,8 @@ type part struct {
 	kind         codec.Kind
 	size         int64 // bytes of the elements as stored
 	bytes        int64 // the most that the packet takes while it is made
-	room         int64 // the size of its region if it is staged: bytes, and the cost of its row
+	record       int   // bytes of its record in the ring file
+	room         int64 // the size of its region if it is staged: bytes, record, and the cost of its row
 }
 
 // entries makes entries, and keeps used ones for reuse.

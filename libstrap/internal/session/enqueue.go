@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/ringfile"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -198,7 +199,10 @@ func (q *enqueuer) cut(e *emission) bool {
 		p.kind = codec.Zstd
 	}
 	p.bytes = int64(wire.HeaderSize+len(p.name)) + p.size + int64(codec.Headroom(p.kind, int(p.size)))
-	p.room = p.bytes + rowCost + int64(e.text)
+	if q.opts.RingFile != "" {
+		p.record = ringfile.RecordSize(len(e.tensor.Shape), e.origin.text()+e.text+len(wire.TransformOverflow))
+	}
+	p.room = p.bytes + int64(p.record) + rowCost + int64(e.text)
 	return true
 }
 

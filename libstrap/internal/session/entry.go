@@ -43,8 +43,10 @@ type entry struct {
 	// Of an entry in the ring.
 	kept     *keptStep // nil: it is not there, or no longer
 	number   uint64    // by when it came
+	first    uint64    // the number of the first entry of its step
 	isCopied bool      // its elements are in the region
 	givenUp  bool      // whoever copies its elements frees it
+	record   int       // bytes in front of the packet for its record in the ring file; 0: there is no file
 
 	// Of a packet.
 	layer     *layer
@@ -66,10 +68,15 @@ type keptStep struct {
 	step    int64
 	entries []*entry
 	copying int // entries whose elements are being copied
+	packets int // entries that are packets
+	ended   bool
 }
 
+// packet returns the memory of the packet, with the room that is left behind it.
+func (it *entry) packet() []byte { return it.region.Buf[it.record:] }
+
 // payload returns the memory of the payload, with the room that is left behind it.
-func (it *entry) payload() []byte { return it.region.Buf[wire.HeaderSize+len(it.name):] }
+func (it *entry) payload() []byte { return it.packet()[wire.HeaderSize+len(it.name):] }
 
 // elements returns the source bytes, until they are encoded.
 func (it *entry) elements() []byte { return it.payload()[it.front:][:it.source] }
@@ -77,7 +84,7 @@ func (it *entry) elements() []byte { return it.payload()[it.front:][:it.source] 
 // finish puts the header in front of the payload's n bytes, and returns these.
 func (it *entry) finish(n int) (payload []byte) {
 	head := wire.HeaderSize + len(it.name)
-	it.out = it.region.Buf[:head+n]
+	it.out = it.packet()[:head+n]
 	wire.PutHeader(it.out, len(it.name), uint32(n))
 	copy(it.out[wire.HeaderSize:], it.name)
 	it.row.Length = uint64(len(it.out))

@@ -94,6 +94,7 @@ func (m *maker) help(left *atomic.Int64, e *encoders) {
 // next. nil: there is none.
 func (m *maker) make(it *entry, e *encoders) (next *entry) {
 	var again []*entry
+	it.erase()
 	if it.err == nil && !m.life.halted() {
 		it.err = m.life.Guard(func() error {
 			again, next = m.repeated(it)
@@ -105,6 +106,7 @@ func (m *maker) make(it *entry, e *encoders) (next *entry) {
 	}
 	n, staged := 1, it.staged()
 	for _, other := range again {
+		other.erase()
 		if other.err = it.err; it.err == nil {
 			other.repeat(it)
 			if it.kind == codec.Archive {

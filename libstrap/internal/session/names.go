@@ -94,6 +94,11 @@ type origin struct {
 	request string // "": none
 }
 
+// text returns the bytes of the names.
+func (o *origin) text() int {
+	return len(o.layer.model) + len(o.layer.name) + len(o.layer.path) + len(o.request)
+}
+
 // find returns the layer and the request of registered ids. The request 0 is none.
 func (n *names) find(layer, request uint32) (o origin, err error) {
 	n.mu.RLock()

@@ -67,11 +67,14 @@ type Options struct {
 	// host is to learn at once that a tensor was left out.
 	Intake IntakeBuffer
 
-	// Ring keeps the last steps in the staging memory. Files are written by dumps alone.
+	// Ring keeps the last steps in the staging memory. Streams are written by dumps alone.
 	Ring bool
 	// RingSteps and RingSeconds bound the steps of the ring, and their age; 0: they do not.
 	RingSteps   int
 	RingSeconds float64
+	// RingFile is the path of a file that the ring is kept in, so that it outlives a process that is killed;
+	// "": the ring is in memory. The end of the session removes the file.
+	RingFile string
 
 	Files stream.Files // nil: those of the system
 
@@ -131,6 +134,9 @@ func (o *Options) validate(path string) error {
 	if o.RingSteps < 0 || !(o.RingSeconds >= 0) || !o.Ring && (o.RingSteps != 0 || o.RingSeconds != 0) {
 		return status.New(status.InvalidArgument,
 			"ring_steps = %d, ring_seconds = %g: give at least 0, and with a ring only", o.RingSteps, o.RingSeconds)
+	}
+	if o.RingFile != "" && !o.Ring {
+		return status.New(status.InvalidArgument, "ring_file = %.80q: give it with a ring only", o.RingFile)
 	}
 	if o.Ring && o.Resume {
 		return status.New(status.InvalidArgument, "mode: a ring has no stream to resume")

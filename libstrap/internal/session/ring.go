@@ -7,7 +7,11 @@ import (
 	"slices"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/ringfile"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 // errGaveWay is internal: the step of the tensor has given way, so the tensor is left out.
@@ -27,10 +31,13 @@ type ring struct {
 	entries  *entries
 	counters *counters
 
+	file *ringfile.File // nil: the ring is in memory alone
+
 	mu      mutex[ringRank]
 	steps   []*keptStep // by their first entry
 	byStep  map[int64]*keptStep
 	newest  int64  // of the steps that gave way; -1: none did
+	dumped  int64  // the greatest number of a step that has an entry in a dump; -1: there is none
 	number  uint64 // of the newest entry
 	dumping bool
 	closed  bool
@@ -46,10 +53,10 @@ type RingStats struct {
 	OldestTimeNS           int64  // CLOCK_MONOTONIC of the oldest tensor; 0: none
 }
 
-func newRing(opts *Options, life *lifecycle, mem *arena.Arena, o *order, jobs *backlog, made *entries, c *counters) *ring {
+func newRing(opts *Options, life *lifecycle, mem *arena.Arena, file *ringfile.File, o *order, jobs *backlog, made *entries, c *counters) *ring {
 	return &ring{
-		opts: opts, life: life, arena: mem, order: o, jobs: jobs, entries: made, counters: c,
-		byStep: map[int64]*keptStep{}, newest: -1,
+		opts: opts, life: life, arena: mem, file: file, order: o, jobs: jobs, entries: made, counters: c,
+		byStep: map[int64]*keptStep{}, newest: -1, dumped: -1,
 	}
 }
 
@@ -72,14 +79,17 @@ func (g *ring) push(it *entry) error {
 	in := g.stepOf(it.row.Step)
 	it.kept = in
 	in.entries = append(in.entries, it)
+	it.first = in.entries[0].number
 	if len(in.entries) == 1 {
 		g.expire(it.row.TimeNS)
 	}
 	if it.is == packetEntry {
 		in.copying++
+		in.packets++
 		g.kept.Packets++
 		g.kept.Bytes += uint64(it.staged())
 	}
+	g.mark(in)
 	return nil
 }
 
@@ -99,6 +109,7 @@ func (g *ring) stepOf(number int64) *keptStep {
 
 // pass adds an entry to the order.
 func (g *ring) pass(it *entry) error {
+	g.dumped = max(g.dumped, it.row.Step)
 	if it.is == noteEntry {
 		return g.order.Push(it)
 	}
@@ -118,7 +129,58 @@ func (g *ring) copied(it *entry) (answer pushed) {
 	}
 	it.kept.copying--
 	it.isCopied = true
+	if it.record > 0 && it.err == nil {
+		ringfile.Commit(it.region.Buf)
+		g.mark(it.kept)
+	}
 	return pushed{}
+}
+
+// describe writes the record of a packet into the ring file. The elements are in its region, and copied is
+// called next. sum is their checksum, if it is known.
+func (g *ring) describe(it *entry, sum *codec.Sum) {
+	if it.record == 0 || it.number == 0 { // a dump has it
+		return
+	}
+	if it.row.CRC = sum.CRC; !sum.Known {
+		it.row.CRC = crc32c.Checksum(it.elements())
+	}
+	at := it.record + wire.HeaderSize + len(it.name) + it.front
+	g.file.Put(it.region.Buf, it.region.Offset(), &it.row, at, it.source, it.number, it.first)
+}
+
+// endStep tells that a step has all its tensors, which the ring file then says. It does nothing if the step
+// has given way, had no tensor, or may have some in a dump.
+func (g *ring) endStep(step int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if in := g.byStep[step]; in != nil && step > g.dumped {
+		in.ended = true
+		g.mark(in)
+	}
+}
+
+// mark notes in the ring file what a step has that has ended: in the record of its first packet.
+func (g *ring) mark(in *keptStep) {
+	if !in.ended || g.file == nil {
+		return
+	}
+	for _, it := range in.entries {
+		if it.is != packetEntry {
+			continue
+		}
+		if it.isCopied && it.err == nil {
+			ringfile.PutMark(it.region.Buf, it.first, in.packets, len(in.entries)-in.packets)
+		}
+		return
+	}
+}
+
+// erase takes a packet out of the ring file, before its memory is used for something else.
+func (it *entry) erase() {
+	if it.record > 0 {
+		ringfile.Erase(it.region.Buf)
+	}
 }
 
 // late reports whether the step of a tensor has given way already. It counts the tensor then.
@@ -183,6 +245,7 @@ func (g *ring) dropOldest() {
 
 // recycle frees the memory of an entry, and keeps the entry for reuse.
 func (g *ring) recycle(it *entry) {
+	it.erase()
 	g.arena.Free(it.region)
 	*it = entry{shape: it.shape}
 	g.entries.Put(it)
@@ -247,6 +310,14 @@ func (g *ring) close() {
 	for _, it := range g.taken() {
 		g.giveUp(it)
 	}
+}
+
+// removeFile removes the ring file, because the session has ended.
+func (g *ring) removeFile() error {
+	if g.file == nil {
+		return nil
+	}
+	return g.file.Remove()
 }
 
 // stats returns the counters.

@@ -38,6 +38,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/procs"
+	"github.com/libstrap/strap/libstrap/internal/ringfile"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/stream"
@@ -79,7 +80,7 @@ func Open(path string, o Options) (*Session, error) {
 			return nil, err
 		}
 	}
-	mem, err := arena.New(memoryLimit(o.MaxMemory))
+	mem, file, err := openMemory(&o)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func Open(path string, o Options) (*Session, error) {
 		mem.Close()
 		return nil, err
 	}
-	s := assemble(path, o, mem, count, files, encoders[o.Workers])
+	s := assemble(path, o, mem, file, count, files, encoders[o.Workers])
 	s.files, s.busy = with, with.Busy
 	if !o.Ring {
 		s.counters.fileBytes.Store(uint64(files.stream.Offset()))
@@ -121,8 +122,22 @@ func Open(path string, o Options) (*Session, error) {
 	return s, nil
 }
 
-// assemble connects the parts of a session.
-func assemble(path string, o Options, mem *arena.Arena, count *counters, f files, frames *encoders) *Session {
+// openMemory returns the staging memory, in a ring file if the options have one.
+func openMemory(o *Options) (*arena.Arena, *ringfile.File, error) {
+	limit := memoryLimit(o.MaxMemory)
+	if o.RingFile == "" {
+		mem, err := arena.New(limit)
+		return mem, nil, err
+	}
+	file, err := ringfile.Create(o.RingFile, limit, newCaptureID(), o.Rank, o.Files)
+	if err != nil {
+		return nil, nil, err
+	}
+	return arena.On(file.Memory, ringfile.HeadSize), file, nil
+}
+
+// assemble connects the parts of a session. file is nil if it has no ring file.
+func assemble(path string, o Options, mem *arena.Arena, file *ringfile.File, count *counters, f files, frames *encoders) *Session {
 	in := newIntake(o.Intake)
 	s := &Session{
 		opts: o, arena: mem, counters: count, intake: in,
@@ -143,7 +158,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
 	if o.Ring {
-		s.ring, s.alarm = newRing(&s.opts, s.life, mem, s.order, s.jobs, made, count), &alarm{}
+		s.ring, s.alarm = newRing(&s.opts, s.life, mem, file, s.order, s.jobs, made, count), &alarm{}
 	}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,
@@ -169,7 +184,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 			counters: count, sink: s.sink,
 		},
 		staged: &staged{
-			opts: &s.opts, entries: made, staging: s.staging, alarm: s.alarm, maker: s.maker,
+			opts: &s.opts, entries: made, staging: s.staging, alarm: s.alarm, ring: s.ring, maker: s.maker,
 			jobs: s.jobs, order: s.order, life: s.life, counters: count, sink: s.sink,
 		},
 		streamed: &streamed{entries: made, staging: s.staging},
@@ -255,6 +270,16 @@ func (s *Session) Alarm(timeout time.Duration) (first Alarm, rang bool, err erro
 	return first, rang, nil
 }
 
+// EndStep tells that all tensors of a step were enqueued. A ring file then says that the step is whole. Errors:
+// InvalidState without a ring; why the session takes no more calls; Timeout if small tensors wait for memory.
+func (s *Session) EndStep(step int64, timeout time.Duration) error {
+	if _, err := s.forDump(timeout); err != nil {
+		return err
+	}
+	s.ring.endStep(step)
+	return nil
+}
+
 // forDump brings the tensors of the intake into the ring, and returns the options of the files of a dump.
 func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 	if s.ring == nil {
@@ -267,7 +292,7 @@ func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 		return o, err
 	}
 	o = s.opts
-	o.Ring, o.RingSteps, o.RingSeconds = false, 0, 0
+	o.Ring, o.RingSteps, o.RingSeconds, o.RingFile = false, 0, 0, ""
 	return o, nil
 }
 

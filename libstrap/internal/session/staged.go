@@ -19,6 +19,7 @@ type staged struct {
 	entries  *entries
 	staging  *staging
 	alarm    *alarm // nil: values are not inspected
+	ring     *ring  // nil: the session has none
 	maker    *maker
 	jobs     *backlog
 	order    *order
@@ -34,7 +35,7 @@ func (l *staged) emit(e *emission, c *call) error {
 		return err
 	}
 	it := e.newPacket(packetEntry, l.entries)
-	it.region = region
+	it.region, it.record = region, e.part.record
 	if err := l.staging.push(c, it); err != nil {
 		return err
 	}
@@ -52,13 +53,21 @@ func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
 	defer func() { answer = l.staging.copied(it) }()
-	e.copy(it.elements(), e.part.start, e.part.count, nil)
+	var sum codec.Sum
+	if it.record > 0 {
+		e.copy(it.elements(), e.part.start, e.part.count, &sum)
+	} else {
+		e.copy(it.elements(), e.part.start, e.part.count, nil)
+	}
 	it.setLoss(e.measure())
 	if l.alarm != nil {
 		l.alarm.inspect(e, it.elements())
 	}
 	if it.kind == codec.Archive {
 		it.keepWhole()
+	}
+	if l.ring != nil {
+		l.ring.describe(it, &sum)
 	}
 	it.err = nil
 	return pushed{}

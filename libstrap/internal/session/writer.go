@@ -228,6 +228,9 @@ func (w *writer) finish() {
 		w.closeFiles()
 	}
 	w.arena.Close()
+	if w.ring != nil {
+		k.attempt(w.ring.removeFile)
+	}
 	w.counters.lost.Add(w.intake.close())
 	select {
 	case <-l.failed:

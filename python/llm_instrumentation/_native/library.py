@@ -86,6 +86,7 @@ class OpenOptions(ctypes.Structure):
         ("ring", ctypes.c_int32),
         ("ring_steps", ctypes.c_int32),
         ("ring_seconds", ctypes.c_double),
+        ("ring_file", ctypes.c_char_p),
     ]
 
 
@@ -230,6 +231,43 @@ class RawSalvageReport(ctypes.Structure):
     ]
 
 
+class RawRingStep(ctypes.Structure):
+    _fields_ = [
+        ("step", ctypes.c_int64),
+        ("packets", ctypes.c_uint64),
+        ("ended", ctypes.c_int32),
+        ("whole", ctypes.c_int32),
+        ("missing", ctypes.c_uint64),
+        ("not_captured", ctypes.c_uint64),
+    ]
+
+
+RingStepCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(RawRingStep))
+
+
+class SalvageRingOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("force", ctypes.c_int32),
+        ("progress", ProgressCallback),
+        ("step", RingStepCallback),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class RawSalvageRingReport(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("pid", ctypes.c_int32),
+        ("packets", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("steps", ctypes.c_uint64),
+        ("whole_steps", ctypes.c_uint64),
+        ("damaged", ctypes.c_uint64),
+        ("problem", ctypes.c_char * 512),
+    ]
+
+
 class RawTraceCounts(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -268,6 +306,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_roll": (_u64, ctypes.c_char_p, _i32, _i32),
     "strap_dump": (_u64, ctypes.c_char_p, _i32, _i32),
     "strap_dump_end": (_u64, _i32),
+    "strap_step_end": (_u64, _i64, _i32),
     "strap_alarm": (_u64, ctypes.POINTER(RawAlarm), _i32),
     "strap_capture_id": (_u64, ctypes.c_char_p, ctypes.c_size_t),
     "strap_request": (_u64, _str, _size, ctypes.POINTER(_u32)),
@@ -309,6 +348,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         _str,
         ctypes.POINTER(SalvageOptions),
         ctypes.POINTER(RawSalvageReport),
+    ),
+    "strap_salvage_ring": (
+        _str,
+        _str,
+        ctypes.POINTER(SalvageRingOptions),
+        ctypes.POINTER(RawSalvageRingReport),
     ),
     "strap_encode": (_i32, _i32, _str, _size, _ptr, _size, ctypes.POINTER(_size)),
     "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),

@@ -173,6 +173,7 @@ class Session:
             in bytes first cuts that stream to this length.
         capture_id: the id of the capture to resume; None: resume any. If the index is lost, the
             new index gets this id.
+        ring_file: the file that a ring lies in; None: it has none. Give it with `ring`.
         options: further fields of ``strap_open_options``, which strap.h describes. A field that is
             left out is 0; `workers` and `max_memory_bytes` are needed.
 
@@ -190,6 +191,7 @@ class Session:
         codec: str,
         resume_offset: int | None = None,
         capture_id: str | None = None,
+        ring_file: str | os.PathLike[str] | None = None,
         **options: float,
     ) -> None:
         self.path = os.fspath(path)
@@ -205,6 +207,7 @@ class Session:
             mode=int(resume_offset is not None),
             resume_offset=2**64 - 1 if resume_offset in (None, -1) else resume_offset,
             capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
+            ring_file=None if ring_file is None else _encoded(os.fspath(ring_file)),
             **options,
         )
         handle, error = ctypes.c_uint64(), Error()
@@ -397,6 +400,16 @@ class Session:
             InvalidStateError: no dump is being written.
         """
         self._waiting(lambda ms, error: self._lib.strap_dump_end(self._handle, ms, error), None)
+
+    def end_step(self, step: int) -> None:
+        """Tells that all tensors of a step were enqueued. A ring file then says that it is whole.
+
+        Raises:
+            InvalidStateError: the session has no ring, or is closed.
+        """
+        self._waiting(
+            lambda ms, error: self._lib.strap_step_end(self._handle, step, ms, error), None
+        )
 
     def alarm(self) -> Alarm | None:
         """The first tensor since the last call that has a value that is not finite; None: no one.

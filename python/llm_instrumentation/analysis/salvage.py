@@ -2,6 +2,11 @@
 
 report = ActivationReader.salvage("run.stream")     # writes run.salvaged.stream
 report.packets, report.lost_bytes, report.lost_packets
+
+and the last steps of a flight recorder, out of the ring file of a process that was killed::
+
+report = salvage_ring("/dev/shm/ring", "last.stream")
+[step.step for step in report.steps if step.whole]
 """
 
 from __future__ import annotations
@@ -12,11 +17,21 @@ import shutil
 
 from .._files import replacing
 from .._native.salvage import salvage as _salvage
+from .._native.salvage import salvage_ring as _salvage_ring
 from ..core.files.calls_file import calls_path_for, is_calls_file
 from ..progress.bars import Progress, reported
 from ..storage import check_local
 
-__all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path"]
+__all__ = [
+    "LostPacket",
+    "LostRange",
+    "RingSalvageReport",
+    "SalvageReport",
+    "SalvagedStep",
+    "salvage",
+    "salvage_ring",
+    "salvaged_path",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,5 +154,108 @@ def salvage(
             LostRange(offset, length) for offset, length, name, _ in lost if name is None
         ),
         lost_bytes=raw.lost_bytes,
+        problem=raw.problem.decode("utf-8", "replace"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SalvagedStep:
+    """A step of a ring file.
+
+    Attributes:
+        step: its number; None: it has none.
+        packets: number of its packets in the new stream.
+        whole: all its tensors are in the new stream.
+        ended: the model's outermost call had ended. If it had not, more tensors may have come.
+        missing: number of packets that it had when it ended, and the new stream lacks: it was
+            giving way to a newer step, a dump had taken them, or the file is damaged.
+        not_captured: number of tensors that were dropped, or could not be captured.
+    """
+
+    step: int | None
+    packets: int
+    whole: bool
+    ended: bool
+    missing: int
+    not_captured: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RingSalvageReport:
+    """What a new stream has of a ring file.
+
+    Attributes:
+        path: the new stream.
+        packets: number of packets in it.
+        bytes: its length.
+        steps: the steps in the order of the stream. A step that a dump has divided may be there
+            twice.
+        damaged: number of packets that were left out, because their values disagree with their
+            checksum.
+        pid: the number of the process that left the file.
+        problem: what is wrong with the file; "" if nothing is.
+    """
+
+    path: str
+    packets: int
+    bytes: int
+    steps: tuple[SalvagedStep, ...]
+    damaged: int
+    pid: int
+    problem: str
+
+
+def salvage_ring(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    progress: Progress = None,
+) -> RingSalvageReport:
+    """Writes the last steps in the ring file of a killed process to a new stream with an index.
+
+    See `ring_file` of :class:`.FlightRecorder`. Packets that were being copied when the process
+    ended are left out. The index notes which steps are not whole, and why. Token ids and labels
+    were in the memory of the process: the new stream has no calls file. Requests, and the number
+    of tokens at each step, are there. The ring file is not changed: remove it afterwards.
+
+    Args:
+        path: the ring file.
+        out: the new stream. Its payloads are not compressed.
+        force: replace an existing file at `out`.
+        progress: as for :func:`salvage`.
+
+    Raises:
+        NotFoundError: (a FileNotFoundError) there is no such file.
+        BusyError: (a BlockingIOError) the process lives, or `out` is being captured.
+        InvalidArgumentError: (a ValueError) `out` exists and `force` is not set, or `out` is the
+            ring file; or the path is a URL.
+        CorruptError: (a ValueError) the file is no ring file, or its head is damaged.
+        StrapError: another error, such as a full disk. No new file is left then.
+    """
+    check_local(path, "download it, then salvage the file")
+    target = os.fspath(out)
+    with reported(progress, "searching for packets", in_bytes=True) as told:
+        raw, steps = _salvage_ring(path, target, force=force, progress=told)
+    calls = calls_path_for(target)
+    if calls.exists() and is_calls_file(calls):  # of an earlier stream at `out`
+        calls.unlink()
+    return RingSalvageReport(
+        path=target,
+        packets=raw.packets,
+        bytes=raw.bytes,
+        steps=tuple(
+            SalvagedStep(
+                step=None if one.step < 0 else one.step,
+                packets=one.packets,
+                whole=one.whole,
+                ended=one.ended,
+                missing=one.missing,
+                not_captured=one.not_captured,
+            )
+            for one in steps
+        ),
+        damaged=raw.damaged,
+        pid=raw.pid,
         problem=raw.problem.decode("utf-8", "replace"),
     )

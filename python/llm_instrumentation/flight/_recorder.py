@@ -25,6 +25,7 @@ from ..core.recording.recorder import Recorder
 from ..core.scope import Scope, current_request, scoped
 from ..errors import InvalidArgumentError, InvalidStateError, StrapError
 from ._dumps import Dump, DumpFolder, Trigger, next_folder, remove
+from ._ring_file import ring_file_of, set_aside
 
 __all__ = ["FlightRecorder", "FlightStats", "flight_recorder"]
 
@@ -97,13 +98,18 @@ class FlightRecorder:
             dump. If it raises, there is a warning and it is asked no more.
         signal: the number of a signal that is a trigger, such as ``signal.SIGUSR1``. Start the
             recorder in the main thread then.
+        ring_file: a file that the steps lie in, so that they outlive a process that is killed or
+            crashes: ``strap salvage ring`` writes them then. Give a path in /dev/shm or on another
+            tmpfs. ``{rank}`` in it becomes the rank of the process. The end removes the file. None:
+            the steps are in memory alone.
         scope: see :func:`.capture_activations`.
 
     Attributes:
         dumps: the dumps that were written, the oldest first.
 
     Raises:
-        InvalidArgumentError: (a ValueError) a number is out of its range.
+        InvalidArgumentError: (a ValueError) a number is out of its range, or `ring_file` has no
+            ``{rank}`` in a process group with several processes.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class FlightRecorder:
         not_finite: bool = True,
         condition: Condition | None = None,
         signal: int | None = None,
+        ring_file: str | os.PathLike[str] | None = None,
         scope: Scope = "process",
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -134,7 +141,7 @@ class FlightRecorder:
                 f"steps = {steps}, seconds = {seconds}: give at least one step, more than 0 s"
             )
         self.dumps: list[Dump] = []
-        self._limits = RingLimits(steps or 0, seconds or 0.0)
+        self._limits = RingLimits(steps or 0, seconds or 0.0, ring_file_of(ring_file))
         self._model = model
         self._path = Path(path)
         self._config = dataclasses.replace(
@@ -164,7 +171,11 @@ class FlightRecorder:
     def start(self) -> FlightRecorder:
         """Hooks the model and begins to record.
 
+        A ring file that a killed process has left is renamed to ``ring_file.left``, with a warning.
+
         Raises:
+            BusyError: (a BlockingIOError) another recorder has the ring file.
+            NoSpaceError: (an OSError) there is no room for the ring file.
             InvalidStateError: the recorder is running.
             LayerSelectionError: (a ValueError) the configuration selects no module.
             ValueError: a signal can be received by the main thread alone.
@@ -178,6 +189,8 @@ class FlightRecorder:
                     before = signals.signal(self._signal, self._on_signal)
                     undo.callback(signals.signal, self._signal, before)
                 mine = undo.enter_context(scoped(self._scope))
+                if self._limits.file is not None:
+                    set_aside(self._limits.file)
                 plan = CapturePlan(
                     f"the flight recorder {self._path}", self._config, [self._model],
                     mine=mine, ring=self._limits, ended=self._ended,
@@ -461,6 +474,7 @@ def flight_recorder(
     not_finite: bool = True,
     condition: Condition | None = None,
     signal: int | None = None,
+    ring_file: str | os.PathLike[str] | None = None,
     scope: Scope = "process",
 ) -> FlightRecorder:
     """Records the last steps of a model inside a block::
@@ -474,7 +488,7 @@ def flight_recorder(
     return FlightRecorder(
         model, path, memory_gb=memory_gb, steps=steps, seconds=seconds, config=config,
         after=after, keep=keep, pause_s=pause_s, not_finite=not_finite, condition=condition,
-        signal=signal, scope=scope,
+        signal=signal, ring_file=ring_file, scope=scope,
     )  # fmt: skip
 
 

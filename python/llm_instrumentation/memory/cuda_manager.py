@@ -357,6 +357,13 @@ class CUDAMemoryManager:
         streams.rotate()
         return streams[0]
 
+    def call_behind(self, callback: Callable[[], object]) -> None:
+        """Calls back when all callbacks of the transfers begun so far have returned.
+
+        The callback runs on the thread of the transfers. An exception of it is a failure there.
+        """
+        self._handover.submit(Transfer(_Done(), None, lambda _: callback(), None))
+
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all callbacks of the transfers begun so far have returned.
 
@@ -445,6 +452,13 @@ class Waitable(Protocol):
 
     def synchronize(self) -> None:
         """Waits until the work before the event, or on the stream, is done."""
+
+
+class _Done:
+    """The event of a transfer that copies nothing."""
+
+    def synchronize(self) -> None:
+        return
 
 
 @dataclass

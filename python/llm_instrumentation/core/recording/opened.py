@@ -44,7 +44,11 @@ def open_session(plan: CapturePlan) -> Session:
 def _ring(plan: CapturePlan) -> dict[str, Any]:
     if plan.ring is None:
         return {}
-    return {"ring": 1, "ring_steps": plan.ring.steps, "ring_seconds": plan.ring.seconds}
+    limits = plan.ring
+    return {
+        "ring": 1, "ring_steps": limits.steps, "ring_seconds": limits.seconds,
+        "ring_file": limits.file,
+    }  # fmt: skip
 
 
 def next_step(plan: CapturePlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -30,6 +31,8 @@ class OutermostCalls:
         state: the state of the capture.
         log: receives the calls.
         requests: numbers the requests.
+        end_step: is given the number of each step that has ended, before the `ended` of the plan.
+            None: nothing is.
 
     Attributes:
         segments: the segments of the capture; None: it has none.
@@ -37,7 +40,12 @@ class OutermostCalls:
     """
 
     def __init__(
-        self, plan: CapturePlan, state: CaptureState, log: CallLog, requests: Requests
+        self,
+        plan: CapturePlan,
+        state: CaptureState,
+        log: CallLog,
+        requests: Requests,
+        end_step: Callable[[int], None] | None = None,
     ) -> None:
         self.segments: Segments | None = None
         self.rewiring: Rewiring | None = None
@@ -45,6 +53,7 @@ class OutermostCalls:
         self._log = log
         self._tracker = plan.tracker
         self._ended = plan.ended
+        self._end_step = end_step
         self._requests = requests
         self._models = list(plan.models)
         self._main_parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -85,7 +94,7 @@ class OutermostCalls:
             )  # fmt: skip
         except Exception as error:
             self._state.refuse_call(error)
-            if self._ended is None:
+            if self._ended is None and self._end_step is None:
                 return None
         return begun, step
 
@@ -97,7 +106,11 @@ class OutermostCalls:
                 self._log.end(begun, output)
         except Exception as failed:
             self._state.refuse_call(failed)
-        if self._ended is not None and step is not None and self._state.running:
+        if step is None or not self._state.running:
+            return
+        if self._end_step is not None:
+            self._end_step(step)
+        if self._ended is not None:
             self._ended(step, output, error)
 
     def forget(self) -> None:

@@ -45,10 +45,12 @@ class RingLimits(NamedTuple):
     Attributes:
         steps: the most steps; 0: no limit.
         seconds: the age of the oldest one; 0.0: no limit.
+        file: the file that the steps lie in; None: they are in memory alone.
     """
 
     steps: int
     seconds: float
+    file: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)

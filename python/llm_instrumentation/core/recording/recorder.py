@@ -101,7 +101,9 @@ class Recorder:
             undo.callback(attached.close)
             undo.callback(state.stop)
             self._hooks = AttachedHooks(plan.models, plan.labels, plan.selected, state)
-            self._calls = OutermostCalls(plan, state, log, Requests(session, state))
+            in_file = plan.ring is not None and plan.ring.file is not None
+            end_step = self._sink.end_step if in_file else None
+            self._calls = OutermostCalls(plan, state, log, Requests(session, state), end_step)
             self._steps = Steps(
                 plan.models, hooked, self._calls, first=first, every=plan.config.every,
                 mine=plan.mine,

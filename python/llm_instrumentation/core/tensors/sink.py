@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._native import Session
-from ...errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ...errors import InvalidArgumentError, OutOfMemoryError, StrapError, UnsupportedError
 from ...memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..config import HookGranularity, InstrumentationConfig
 from ..last_position import TRANSFORM as LAST_POSITION
@@ -160,6 +161,21 @@ class TensorSink:
             ):  # the block has ended, perhaps before it could see this manager
                 self._cuda.close()
         return self._cuda
+
+    def end_step(self, step: int) -> None:
+        """Tells the session that a step has all its tensors, once copies from devices are there.
+
+        It does not wait for them.
+        """
+
+        def tell() -> None:
+            with contextlib.suppress(StrapError):  # a capture that has failed tells of it itself
+                self.session.end_step(step)
+
+        if self._cuda is None:
+            tell()
+        else:
+            self._cuda.call_behind(tell)
 
     def flush(self) -> None:
         """Waits until all copies from devices are in the session."""
