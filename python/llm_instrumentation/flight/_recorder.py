@@ -88,7 +88,8 @@ class FlightRecorder:
             age.
         config: what is captured and how dumps are compressed; balanced by default. Its memory,
             segments, probes and progress do not count.
-        after: how many steps behind the trigger a dump has.
+        after: how many steps behind the trigger a dump has. With gradients a dump goes on until the
+            step behind its last one begins, so that it has the gradients of the last one.
         keep: how many of its dumps are kept; the oldest are removed. None: all.
         pause_s: a trigger writes no dump so soon after another one, in seconds. :meth:`dump` and
             the signal always do.
@@ -181,6 +182,7 @@ class FlightRecorder:
                 plan = CapturePlan(
                     f"the flight recorder {self._path}", self._config, [self._model],
                     mine=mine, ring=self._limits, ended=self._ended,
+                    begins=self._begins if self._config.gradients else None,
                 )  # fmt: skip
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)
@@ -268,6 +270,17 @@ class FlightRecorder:
 
     # ---- triggers -------------------------------------------------------------
 
+    def _begins(self, step: int) -> None:
+        """A step begins, so the gradients of the one before are complete."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._recorder is None:
+                return
+            self._look()
+            if self._dump is not None and step > self._until:
+                self._end_dump()
+
     def _ended(self, step: int, output: Any, error: BaseException | None) -> None:
         """A step has ended; called by the hooks, in the model's thread."""
         if os.getpid() != self._pid:  # a fork captures nothing
@@ -281,8 +294,7 @@ class FlightRecorder:
                 self._on_exception(step, error)
             elif error is None and self._condition is not None:
                 self._ask(step, output)
-            if self._dump is not None and step >= self._until:
-                self._end_dump()
+            self._end_dump_at(step)
 
     def _look(self) -> None:
         """Looks whether a tensor has values that are not finite."""
@@ -373,9 +385,13 @@ class FlightRecorder:
                 folder.path.rmdir()
             raise
         self._dump, self._until = folder, step + self._after
-        if step >= self._until:
-            self._end_dump()
+        self._end_dump_at(step)
         return folder.path
+
+    def _end_dump_at(self, step: int) -> None:
+        """Ends the dump if this step, which has ended, is its last one and no gradients are to come."""
+        if self._dump is not None and step >= self._until and not self._config.gradients:
+            self._end_dump()
 
     def _tell_of_dropped(self, recorder: Recorder) -> None:
         """Warns once if a step was larger than the memory."""
