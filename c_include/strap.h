@@ -245,6 +245,10 @@ strap_status strap_roll(strap_session session, const char *path, int32_t overwri
  * strap_dump does not wait for the disk: strap_checkpoint after strap_dump_end waits until the files are
  * durable and closed. During a dump strap_enqueue may wait for room as in any session.
  *
+ * A dump that cannot be written, as on a full disk, is no failure of the session. Its files keep the
+ * packets that are whole, the tensors behind those are lost, and strap_checkpoint returns the error, once.
+ * From strap_dump_end on the ring keeps what comes, and strap_dump may be called again.
+ *
  * Errors: those of strap_roll; INVALID_STATE (the session has no ring, or a dump has not ended).
  */
 strap_status strap_dump(strap_session session, const char *path, int32_t overwrite,

@@ -10,7 +10,7 @@ import pytest
 
 MEMORY_GB = 0.1
 
-# 25,000 steps of 40 modules, each step for a request of its own. Peak memory is VmHWM of the kernel.
+# 25,000 steps of 40 modules, each step for a request of its own. VmHWM is the peak memory.
 PROGRAM = """
 import json, re, sys
 import torch

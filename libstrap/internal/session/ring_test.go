@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/filelimit"
 	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -495,5 +498,70 @@ func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
 	plain := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
 	if _, _, err := plain.Alarm(forever); status.CodeOf(err) != status.InvalidState {
 		t.Errorf("a session without a ring: %v", err)
+	}
+}
+
+// A dump that the disk refuses is lost behind its last whole packet. The ring then keeps what comes, and
+// another dump has it.
+func TestAFailedDumpDoesNotEndTheRing(t *testing.T) {
+	if !filelimit.Alone(t) {
+		return
+	}
+	for _, kind := range []codec.Kind{codec.None, codec.Zstd} {
+		o := ringOptions(kind)
+		o.MaxMemory = 4 << 20
+		s, folder := openRing(t, o), t.TempDir()
+		layers := layersOf(t, s, 3)
+		const n = 10_000
+		step := int64(0)
+		run := func(steps int) {
+			for range steps {
+				x := tensorOf(layers[0], wire.Float32, noise(n, uint64(step)))
+				x.Step = step
+				enqueue(t, s, x)
+				runStep(t, s, layers[1:], step, n)
+				step++
+			}
+		}
+		run(20)
+		first, second := filepath.Join(folder, "a.stream"), filepath.Join(folder, "b.stream")
+		beginDump(t, s, first)
+		lift := filelimit.Set(t, 5<<18)
+		run(20) // to a dump that fails meanwhile
+		if err := s.EndDump(forever); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := checkpoint(s, forever); !errors.Is(err, syscall.EFBIG) {
+			t.Fatalf("checkpoint of a dump that failed: %v", err)
+		}
+		if _, err := checkpoint(s, forever); err != nil {
+			t.Fatalf("the error came again: %v", err)
+		}
+		lift()
+		r, err := reader.Open(first, reader.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i := r.Info(); i.Packets < 1 || i.Packets >= 120 || i.ValidBytes != i.FileBytes {
+			t.Fatalf("the dump that failed has %+v", i)
+		}
+		r.Close()
+		run(5)
+		if kept := s.Stats().Ring; kept.Steps != 5 || kept.OldestStep != 40 {
+			t.Fatalf("the ring has %+v", kept)
+		}
+		beginDump(t, s, second)
+		endDump(t, s)
+		rows, _ := read(t, second)
+		if len(rows) != 15 || rows[0].Step != 40 || rows[14].Step != 44 {
+			t.Fatalf("the second dump has %d rows", len(rows))
+		}
+		beginDump(t, s, filepath.Join(folder, "c.stream"))
+		run(3)
+		lift = filelimit.Set(t, 4096)
+		if err := s.Close(forever); !errors.Is(err, syscall.EFBIG) {
+			t.Fatalf("close during a dump that fails: %v", err)
+		}
+		lift()
 	}
 }

@@ -151,7 +151,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	}
 	s.sink = &sink{
 		life: s.life, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
-		entries: made, counters: count, waiting: in.waiting, segment: f.segment,
+		entries: made, counters: count, waiting: in.waiting, dumps: o.Ring, segment: f.segment,
 	}
 	s.maker = &maker{
 		opts: &s.opts, jobs: s.jobs, sink: s.sink, order: s.order, life: s.life, counters: count,
@@ -340,9 +340,13 @@ func (s *Session) Flush(cursor *uint64, timeout time.Duration) error {
 }
 
 // Checkpoint waits until all that was enqueued before is durable, data first,
-// then index, and returns the length of the stream that is covered. For cursor see Flush.
+// then index, and returns the length of the stream that is covered. For cursor see Flush. In a session
+// with a ring it returns once why a dump could not be written; the ring then keeps what comes next.
 func (s *Session) Checkpoint(cursor *uint64, timeout time.Duration) (offset int64, err error) {
 	if err := s.reach(durable, cursor, timeout); err != nil {
+		return 0, err
+	}
+	if err := s.progress.takeFailure(); err != nil {
 		return 0, err
 	}
 	return s.progress.Durable(), nil

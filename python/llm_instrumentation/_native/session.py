@@ -370,7 +370,8 @@ class Session:
     def dump(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes what the ring keeps, and all tensors to come until :meth:`end_dump`.
 
-        It does not wait for the disk: :meth:`checkpoint` after :meth:`end_dump` does. `path` and
+        It does not wait for the disk: :meth:`checkpoint` after :meth:`end_dump` does, and raises
+        why the dump could not be written. The session goes on then. `path` and
         `capture_id` are those of the dump from then on.
 
         Args:

@@ -59,7 +59,7 @@ class Dump:
     Attributes:
         path: its folder, which :class:`.ActivationReader` reads.
         trigger: why it was written.
-        first_step, last_step: its steps; None: it has none.
+        first_step, last_step: its steps; None: it has none, or they are not known.
         created_at_utc: when it began.
         problem: why it is not whole; "": it is.
     """
@@ -137,6 +137,10 @@ class DumpFolder:
         del record["path"]
         replace_durably(self.path / TRIGGER, json.dumps(record, indent=1).encode() + b"\n")
         return dump
+
+    def unfinished(self, error: str) -> Dump:
+        """The dump if :meth:`finish` failed, as on a full disk. Its steps are not known."""
+        return Dump(self.path, self.trigger, None, None, self._began, self.problem or error)
 
 
 def load_trigger(path: str | os.PathLike[str]) -> Dump:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import signal as signals
 import threading
 import time
@@ -90,7 +91,8 @@ class FlightRecorder:
             segments, probes and progress do not count.
         after: how many steps behind the trigger a dump has. With gradients a dump goes on until the
             step behind its last one begins, so that it has the gradients of the last one.
-        keep: how many of its dumps are kept; the oldest are removed. None: all.
+        keep: how many of its dumps are kept. Of more, those that are not whole are removed first,
+            then the oldest. None: all.
         pause_s: a trigger writes no dump so soon after another one, in seconds. :meth:`dump` and
             the signal always do.
         not_finite: values that are infinite or NaN are a trigger.
@@ -156,7 +158,6 @@ class FlightRecorder:
         self._step = -1  # the newest step that has ended
         self._last_dump = -math.inf
         self._held_back = 0
-        self._failed = False  # a dump could not be written
         self._told_of_dropped = False
         self._finishing: threading.Thread | None = None
 
@@ -209,9 +210,6 @@ class FlightRecorder:
         _running.discard(self)
         try:
             recorder.end()
-        except StrapError:
-            if not self._failed:  # otherwise the end of a dump has told of it
-                raise
         finally:
             self._scoped.close()
 
@@ -381,15 +379,14 @@ class FlightRecorder:
         try:
             recorder.dump(os.fspath(folder.stream))
         except BaseException:
-            with contextlib.suppress(OSError):
-                folder.path.rmdir()
+            shutil.rmtree(folder.path, ignore_errors=True)
             raise
         self._dump, self._until = folder, step + self._after
         self._end_dump_at(step)
         return folder.path
 
     def _end_dump_at(self, step: int) -> None:
-        """Ends the dump if this step, which has ended, is its last one and no gradients are to come."""
+        """Ends the dump if its last step has ended, and no gradients of that are to come."""
         if self._dump is not None and step >= self._until and not self._config.gradients:
             self._end_dump()
 
@@ -434,16 +431,15 @@ class FlightRecorder:
         try:
             dump = folder.finish(capture_id)
         except (StrapError, OSError) as error:
-            self._failed = True
-            warn(f"the dump {folder.path} is not whole: {error}")
-            return
+            dump = folder.unfinished(str(error))
         if dump.problem:
-            self._failed = True
             warn(f"the dump {folder.path} is not whole: {dump.problem}")
         # Without the lock, because a thread that holds it may wait for this one.
         self.dumps.append(dump)
         while self._keep is not None and len(self.dumps) > self._keep:
-            remove(self.dumps.pop(0))
+            gone = next((one for one in self.dumps if one.problem), self.dumps[0])
+            self.dumps.remove(gone)
+            remove(gone)
 
     def _at_exit(self) -> None:
         """Finishes the dump that is being written. No thread can be started any more."""

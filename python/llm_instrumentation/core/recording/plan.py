@@ -68,8 +68,8 @@ class CapturePlan:
         probes: makes the probes that watch the machine; None: no probes.
         ring: keep the last steps in memory, for dumps. Then `path` is for messages alone. None: the
             capture goes to a stream.
-        begins: is told the number of each step that begins, before anything of it is captured. None:
-            nobody is.
+        begins: is told the number of each step that begins, before anything of it is captured.
+            None: nobody is.
         ended: is told of each step that ends: its number, and what the outermost call returned, or
             None and what it raised. None: nobody is.
         mine: reports whether to capture a call of the models. It is called when the call begins,
