@@ -6,8 +6,9 @@ A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and gre
 32 tokens. Each round runs every contender for many passes in one capture, and the model alone
 before and after each contender. The speed kept is the time alone (the mean of before and after)
 divided by the time with the contender. "flight recorder" keeps the last steps in the memory that a
-capture has, and writes nothing. The table has medians and ranges over the rounds. The
-contender "nothing" is the model alone again; its range shows the noise.
+capture has, and writes nothing; "with outliers" it also looks at magnitudes. The table has medians
+and ranges over the rounds. The contender "nothing" is the model alone again; its range shows the
+noise.
 
 "sustained" measures from before the opening of the capture to its close. Its memory limit is a
 small part of the captured bytes (column "over memory"). With --sync the time also includes the
@@ -123,11 +124,13 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
 
 
 @contextlib.contextmanager
-def _flight(model: nn.Module, folder: Path, memory: float | None) -> Iterator[Running]:
-    """All triggers are on, and none comes."""
+def _flight(
+    model: nn.Module, outlier: float | None, folder: Path, memory: float | None
+) -> Iterator[Running]:
+    """All triggers are on, but for outliers perhaps, and none comes."""
     with flight_recorder(
         model, folder / "flight", memory_gb=_BURST_GB if memory is None else memory,
-        condition=lambda output: None, signal=signal.SIGUSR1,
+        outlier=outlier, condition=lambda output: None, signal=signal.SIGUSR1,
     ) as recorder:  # fmt: skip
         yield Running(model)
         stats = recorder.stats()
@@ -141,7 +144,8 @@ def contenders(model: nn.Module) -> list[Contender]:
         Contender("empty hooks", functools.partial(_empty_hooks, model)),
         Contender("float16 in memory", functools.partial(_float16_in_memory, model)),
         *(Contender(preset, functools.partial(_preset, model, preset)) for preset in PRESETS),
-        Contender("flight recorder", functools.partial(_flight, model)),
+        Contender("flight recorder", functools.partial(_flight, model, None)),
+        Contender("with outliers", functools.partial(_flight, model, 100.0)),
     ]
 
 
@@ -197,7 +201,7 @@ def measure(options: argparse.Namespace, ways: list[Way], model: nn.Module) -> l
     return rounds
 
 
-OWN = ("nothing", "empty hooks", "float16 in memory", *PRESETS, "flight recorder")
+OWN = ("nothing", "empty hooks", "float16 in memory", *PRESETS, "flight recorder", "with outliers")
 
 
 # ---- showing ----------------------------------------------------------------------

@@ -72,6 +72,9 @@ type Options struct {
 	// RingSteps and RingSeconds bound the steps of the ring, and their age; 0: they do not.
 	RingSteps   int
 	RingSeconds float64
+	// RingOutlier is how many times the usual largest magnitude of its layer a tensor has to have for an
+	// Alarm; 0: magnitudes are not looked at.
+	RingOutlier float64
 
 	Files stream.Files // nil: those of the system
 
@@ -131,6 +134,10 @@ func (o *Options) validate(path string) error {
 	if o.RingSteps < 0 || !(o.RingSeconds >= 0) || !o.Ring && (o.RingSteps != 0 || o.RingSeconds != 0) {
 		return status.New(status.InvalidArgument,
 			"ring_steps = %d, ring_seconds = %g: give at least 0, and with a ring only", o.RingSteps, o.RingSeconds)
+	}
+	if o.RingOutlier != 0 && (!o.Ring || !(o.RingOutlier > 1)) {
+		return status.New(status.InvalidArgument,
+			"ring_outlier = %g: give more than 1, and with a ring only, or 0", o.RingOutlier)
 	}
 	if o.Ring && o.Resume {
 		return status.New(status.InvalidArgument, "mode: a ring has no stream to resume")

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -383,6 +385,9 @@ func TestRefusalsOfARing(t *testing.T) {
 		func(o *Options) { o.RingSeconds = -1 },
 		func(o *Options) { o.RingSeconds = math.NaN() },
 		func(o *Options) { o.Ring, o.RingSteps = false, 1 },
+		func(o *Options) { o.Ring, o.RingOutlier = false, 10 },
+		func(o *Options) { o.RingOutlier = 1 },
+		func(o *Options) { o.RingOutlier = math.NaN() },
 	} {
 		o := ringOptions(codec.None)
 		spoil(&o)
@@ -563,5 +568,99 @@ func TestAFailedDumpDoesNotEndTheRing(t *testing.T) {
 			t.Fatalf("close during a dump that fails: %v", err)
 		}
 		lift()
+	}
+}
+
+// An outlier is told with its element, value and usual magnitude, also if float16 cannot hold the tensor.
+func TestAnOutlierIsFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		keep    bool
+		usual   float32
+		outlier float32
+	}{
+		"float32 as it is":   {true, 3, -400},
+		"as float16":         {false, 3, 400},
+		"beyond float16":     {false, 3, -1e20},
+		"too small for half": {false, 3e-12, 4e-10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			o.KeepFloat32, o.RingOutlier = c.keep, 100
+			s := openRing(t, o)
+			layers := layersOf(t, s, 2)
+			step := int64(0)
+			put := func(largest float32) {
+				v := make([]float32, 500)
+				for i := range v {
+					v[i] = c.usual / 2 * float32(i%2)
+				}
+				v[77] = largest
+				x := tensorOf(layers[1], wire.Float32, v, 20, 25)
+				if step%2 == 1 {
+					x.Shape, x.Strides = []int64{25, 20}, []int64{1, 25}
+				}
+				x.Step, step = step, step+1
+				enqueue(t, s, x)
+				x.Layer = layers[0] // which has other magnitudes
+				v[77] = 1e3 * c.usual
+				enqueue(t, s, x)
+			}
+			quiet := func(what string) {
+				t.Helper()
+				if got, rang, err := s.Alarm(forever); rang || err != nil {
+					t.Fatalf("%s: %+v %v", what, got, err)
+				}
+			}
+			put(c.outlier)
+			quiet("the first tensor")
+			for range 15 {
+				put(c.usual)
+			}
+			put(99 * c.usual)
+			quiet("below the limit")
+			put(c.outlier)
+			put(float32(math.NaN()))
+			got, rang, err := s.Alarm(forever)
+			const element = 2*20 + 3 // the step is an odd one, which is transposed
+			if err != nil || !rang || got.Layer != layers[1] || got.Step != step-2 {
+				t.Fatalf("the outlier is %+v %v %v", got, rang, err)
+			}
+			close := func(a float64, b float32) bool { return math.Abs(a/float64(b)-1) < 1e-3 }
+			if got.Element != element || !close(got.Value, c.outlier) || !close(got.Usual, c.usual) {
+				t.Errorf("the outlier is %+v, not %g at %d, with %g usual", got, c.outlier, element, c.usual)
+			}
+			if got, rang, err = s.Alarm(forever); err != nil || !rang || !math.IsNaN(got.Value) || got.Usual != 0 || got.Step != step-1 {
+				t.Errorf("the NaN is %+v %v %v", got, rang, err)
+			}
+			quiet("both were taken")
+			for range 40 { // then the outlier is usual
+				put(c.outlier)
+			}
+			_, _, _ = s.Alarm(forever)
+			put(c.outlier)
+			quiet("a lasting change")
+		})
+	}
+}
+
+// The median is that of a plain sort, and a magnitude is an outlier exactly above it.
+func TestTheUsualMagnitudeIsTheMedian(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var m magnitudes
+	var seen []float64
+	for range 3000 {
+		largest := math.Exp(rng.NormFloat64())
+		sorted := slices.Sorted(slices.Values(seen[max(0, len(seen)-usualOver):]))
+		want := 0.0
+		if n := len(sorted); n >= usualLeast {
+			median := (sorted[n/2] + sorted[(n-1)/2]) / 2
+			if largest > 2*median {
+				want = median
+			}
+		}
+		if got := m.add(largest, 2); got != want {
+			t.Fatalf("%g after %d tensors: %g, not %g", largest, len(seen), got, want)
+		}
+		seen = append(seen, largest)
 	}
 }

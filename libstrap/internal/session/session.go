@@ -143,7 +143,7 @@ func assemble(path string, o Options, mem *arena.Arena, count *counters, f files
 	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
 	if o.Ring {
-		s.ring, s.alarm = newRing(&s.opts, s.life, mem, s.order, s.jobs, made, count), &alarm{}
+		s.ring, s.alarm = newRing(&s.opts, s.life, mem, s.order, s.jobs, made, count), newAlarm(o.RingOutlier)
 	}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,
@@ -244,8 +244,9 @@ func (s *Session) EndDump(timeout time.Duration) error {
 	return s.ring.endDump()
 }
 
-// Alarm returns the first tensor since the last Alarm that has a value that is not finite. Of tensors that
-// threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
+// Alarm returns the first tensor since the last Alarm that has a value that is not finite, or is an outlier;
+// see Options.RingOutlier. If there are both, it returns the one that came first, and the next Alarm the
+// other. Of tensors that threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
 // no more calls; Timeout if small tensors wait for memory.
 func (s *Session) Alarm(timeout time.Duration) (first Alarm, rang bool, err error) {
 	if _, err := s.forDump(timeout); err != nil {
@@ -267,7 +268,7 @@ func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 		return o, err
 	}
 	o = s.opts
-	o.Ring, o.RingSteps, o.RingSeconds = false, 0, 0
+	o.Ring, o.RingSteps, o.RingSeconds, o.RingOutlier = false, 0, 0, 0
 	return o, nil
 }
 

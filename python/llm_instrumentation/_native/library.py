@@ -86,6 +86,7 @@ class OpenOptions(ctypes.Structure):
         ("ring", ctypes.c_int32),
         ("ring_steps", ctypes.c_int32),
         ("ring_seconds", ctypes.c_double),
+        ("ring_outlier", ctypes.c_double),
     ]
 
 
@@ -142,6 +143,7 @@ class RawAlarm(ctypes.Structure):
         ("value", ctypes.c_double),
         ("time_ns", ctypes.c_int64),
         ("thread", ctypes.c_uint64),
+        ("usual", ctypes.c_double),
     ]
 
 

@@ -87,7 +87,7 @@ class SessionStats:
 
 
 class Alarm(NamedTuple):
-    """A tensor with a value that is not finite: ``strap_alarm_t``; strap.h describes each field."""
+    """A tensor with a value that is not finite, or an outlier: ``strap_alarm_t`` of strap.h."""
 
     layer: int
     request: int
@@ -98,6 +98,7 @@ class Alarm(NamedTuple):
     value: float
     time_ns: int
     thread: int
+    usual: float
 
 
 class Conversion(NamedTuple):
@@ -400,7 +401,9 @@ class Session:
         self._waiting(lambda ms, error: self._lib.strap_dump_end(self._handle, ms, error), None)
 
     def alarm(self) -> Alarm | None:
-        """The first tensor since the last call that has a value that is not finite; None: no one.
+        """The first tensor since the last call with a value that is not finite, or first outlier.
+
+        Of both kinds there may be one, so call it again. None: there is no other.
 
         Raises:
             InvalidStateError: the session has no ring, or is closed.

@@ -22,7 +22,7 @@ from torch import nn
 from .._warn import warn
 from ..core.config import InstrumentationConfig
 from ..core.recording.plan import CapturePlan, RingLimits
-from ..core.recording.recorder import Recorder
+from ..core.recording.recorder import FoundValue, Recorder
 from ..core.scope import Scope, current_request, scoped
 from ..errors import InvalidArgumentError, InvalidStateError, StrapError
 from ._dumps import Dump, DumpFolder, Trigger, next_folder, remove
@@ -67,17 +67,24 @@ class FlightStats:
 class FlightRecorder:
     """Keeps the last steps of a model in memory, and writes them when something goes wrong::
 
+        with flight_recorder(model, "crashes/llama") as recorder:
+            train(model)
+
+    An exception that leaves the block is a trigger, too, and is passed on. Without a block::
+
         recorder = FlightRecorder(model, "crashes/llama").start()
         ...                             # serve or train
         recorder.stop()
+
+    ``flight_recorder`` is another name of this class.
 
     While nothing goes wrong nothing is written: each tensor is copied once, into a ring from which
     the oldest step gives way. A trigger writes the steps before it and `after` steps behind it to a
     folder of their own, which :class:`.ActivationReader` reads as any capture. Its ``trigger.json``
     says why. The model goes on meanwhile.
 
-    Triggers are: a value that is infinite or NaN in a captured tensor, found in the pass that
-    copies it; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
+    Triggers are: a value that is infinite or NaN in a captured tensor, found when it is copied; an
+    `outlier`; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
 
     Args:
         model: the model.
@@ -96,6 +103,10 @@ class FlightRecorder:
         pause_s: a trigger writes no dump so soon after another one, in seconds. :meth:`dump` and
             the signal always do.
         not_finite: values that are infinite or NaN are a trigger.
+        outlier: a captured tensor of float16, bfloat16, float32 or float64 is a trigger if its
+            largest magnitude is beyond so many times the usual one of its layer: the median over
+            the last 64 tensors of the layer that are finite, of which there must be 16. Such
+            tensors are read once more. None: magnitudes are not looked at.
         condition: is given what each outermost call returned, and returns a reason or True for a
             dump. If it raises, there is a warning and it is asked no more.
         signal: the number of a signal that is a trigger, such as ``signal.SIGUSR1``. Start the
@@ -122,6 +133,7 @@ class FlightRecorder:
         keep: int | None = 10,
         pause_s: float = 60.0,
         not_finite: bool = True,
+        outlier: float | None = None,
         condition: Condition | None = None,
         signal: int | None = None,
         scope: Scope = "process",
@@ -136,8 +148,12 @@ class FlightRecorder:
             raise InvalidArgumentError(
                 f"steps = {steps}, seconds = {seconds}: give at least one step, more than 0 s"
             )
+        if outlier is not None and not 1 < outlier < math.inf:
+            raise InvalidArgumentError(
+                f"outlier = {outlier}: give a finite number above 1, or None"
+            )
         self.dumps: list[Dump] = []
-        self._limits = RingLimits(steps or 0, seconds or 0.0)
+        self._limits = RingLimits(steps or 0, seconds or 0.0, outlier or 0.0)
         self._model = model
         self._path = Path(path)
         self._config = dataclasses.replace(
@@ -295,23 +311,17 @@ class FlightRecorder:
             self._end_dump_at(step)
 
     def _look(self) -> None:
-        """Looks whether a tensor has values that are not finite."""
+        """Looks whether a tensor has values that are not finite, or is an outlier."""
         assert self._recorder is not None
-        try:
-            found = self._recorder.alarm()
-        except StrapError:
-            return  # the recorder has failed, and has told so
-        if found is None or not self._not_finite:
-            return
-        alarm, _, layer, path, request = found
-        value, step = str(alarm.value), None if alarm.step < 0 else alarm.step
-        at = "" if step is None else f" in step {step}"
-        trigger = Trigger(
-            "not finite", f"{layer}{path} has {value} at element {alarm.element}{at}",
-            step=step, layer=layer, path=path, call=alarm.call, element=alarm.element,
-            value=value, request=request,
-        )  # fmt: skip
-        self._trigger(trigger)
+        for _ in ("not finite", "outlier"):
+            try:
+                found = self._recorder.alarm()
+            except StrapError:
+                return  # the recorder has failed, and has told so
+            if found is None:
+                return
+            if found.alarm.usual or self._not_finite:
+                self._trigger(_of_value(found))
 
     def _on_exception(self, step: int, error: BaseException) -> None:
         if os.getpid() != self._pid:
@@ -459,34 +469,24 @@ def _finish_dumps() -> None:
         recorder._at_exit()
 
 
-def flight_recorder(
-    model: nn.Module,
-    path: str | os.PathLike[str] = "flight",
-    *,
-    memory_gb: float = 2.0,
-    steps: int | None = None,
-    seconds: float | None = None,
-    config: InstrumentationConfig | None = None,
-    after: int = 2,
-    keep: int | None = 10,
-    pause_s: float = 60.0,
-    not_finite: bool = True,
-    condition: Condition | None = None,
-    signal: int | None = None,
-    scope: Scope = "process",
-) -> FlightRecorder:
-    """Records the last steps of a model inside a block::
+#: :class:`FlightRecorder` by the name that reads well in a ``with`` statement.
+flight_recorder = FlightRecorder
 
-        with flight_recorder(model, "crashes/llama", memory_gb=2.0) as recorder:
-            train(model)
 
-    An exception that leaves the block is a trigger, too, and is passed on. The arguments, and what
-    they raise, are those of :class:`FlightRecorder`.
-    """
-    return FlightRecorder(
-        model, path, memory_gb=memory_gb, steps=steps, seconds=seconds, config=config,
-        after=after, keep=keep, pause_s=pause_s, not_finite=not_finite, condition=condition,
-        signal=signal, scope=scope,
+def _of_value(found: FoundValue) -> Trigger:
+    """The trigger of a tensor with a value that is not finite, or of an outlier."""
+    alarm, _, layer, path, request = found
+    step = None if alarm.step < 0 else alarm.step
+    kind, value, usual = "not finite", str(alarm.value), None
+    reason = f"{layer}{path} has {value} at element {alarm.element}"
+    if step is not None:
+        reason += f" in step {step}"
+    if alarm.usual:
+        kind, usual = "outlier", alarm.usual
+        reason += f", {abs(alarm.value) / usual:.0f} times the usual {usual:.3g}"
+    return Trigger(
+        kind, reason, step=step, layer=layer, path=path, call=alarm.call, element=alarm.element,
+        value=value, usual=usual, request=request,
     )  # fmt: skip
 
 

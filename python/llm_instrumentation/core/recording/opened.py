@@ -44,7 +44,8 @@ def open_session(plan: CapturePlan) -> Session:
 def _ring(plan: CapturePlan) -> dict[str, Any]:
     if plan.ring is None:
         return {}
-    return {"ring": 1, "ring_steps": plan.ring.steps, "ring_seconds": plan.ring.seconds}
+    steps, seconds, outlier = plan.ring
+    return {"ring": 1, "ring_steps": steps, "ring_seconds": seconds, "ring_outlier": outlier}
 
 
 def next_step(plan: CapturePlan) -> int:

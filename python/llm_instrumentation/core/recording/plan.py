@@ -40,15 +40,18 @@ class Probes(Protocol):
 
 
 class RingLimits(NamedTuple):
-    """What bounds the steps in memory, beside the memory.
+    """What bounds the steps in memory, beside the memory, and the magnitudes of their tensors.
 
     Attributes:
         steps: the most steps; 0: no limit.
         seconds: the age of the oldest one; 0.0: no limit.
+        outlier: a tensor beyond so many times the usual magnitude of its layer is an outlier; 0.0:
+            magnitudes are not looked at.
     """
 
     steps: int
     seconds: float
+    outlier: float
 
 
 @dataclass(frozen=True, eq=False)
