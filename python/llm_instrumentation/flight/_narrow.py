@@ -182,7 +182,7 @@ class _Ran:
     bad: Tensor | None  # its first result that is not finite
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OperatorsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operator. Tensors are kept, so that each memory has one meaning."""
 
     def __init__(self, names: dict[int, str], stack: list[str]) -> None:
@@ -234,7 +234,7 @@ class _Replay:
     ) -> Narrowed:
         buffers = [(one, one.clone()) for one in self._module.buffers()]
         stack = [first.layer]
-        watch = _Watch(self._names, stack)
+        watch = _OperatorsSeen(self._names, stack)
 
         def left(*_: Any) -> None:
             stack.pop()
