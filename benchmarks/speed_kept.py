@@ -6,9 +6,9 @@ A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and gre
 32 tokens. Each round runs every contender for many passes in one capture, and the model alone
 before and after each contender. The speed kept is the time alone (the mean of before and after)
 divided by the time with the contender. "flight recorder" keeps the last steps in the memory that a
-capture has, and writes nothing; "flight recorder in a file" keeps them in a file in /dev/shm. The
-table has medians and ranges over the rounds. The contender "nothing" is the model alone again; its
-range shows the noise.
+capture has, and writes nothing; "flight recorder in a file" keeps them in a file in /dev/shm, and
+"with outliers" also looks at magnitudes. The table has medians and ranges over the rounds. The
+contender "nothing" is the model alone again; its range shows the noise.
 
 "sustained" measures from before the opening of the capture to its close. Its memory limit is a
 small part of the captured bytes (column "over memory"). With --sync the time also includes the
@@ -53,7 +53,7 @@ from llm_instrumentation.core.config import from_preset
 from llm_instrumentation.flight import flight_recorder
 from torch import Tensor, nn
 
-FLIGHT = ("flight recorder", "flight recorder in a file")
+FLIGHT = ("flight recorder", "flight recorder in a file", "with outliers")
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
@@ -125,13 +125,11 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
 
 
 @contextlib.contextmanager
-def _flight(
-    model: nn.Module, ring_file: str | None, folder: Path, memory: float | None
-) -> Iterator[Running]:
-    """All triggers are on, and none comes."""
+def _flight(model: nn.Module, folder: Path, memory: float | None, **more: Any) -> Iterator[Running]:
+    """All triggers are on, but for outliers perhaps, and none comes."""
     with flight_recorder(
         model, folder / "flight", memory_gb=_BURST_GB if memory is None else memory,
-        condition=lambda output: None, signal=signal.SIGUSR1, ring_file=ring_file,
+        condition=lambda output: None, signal=signal.SIGUSR1, **more,
     ) as recorder:  # fmt: skip
         yield Running(model)
         stats = recorder.stats()
@@ -145,11 +143,12 @@ def contenders(model: nn.Module) -> list[Contender]:
         Contender("empty hooks", functools.partial(_empty_hooks, model)),
         Contender("float16 in memory", functools.partial(_float16_in_memory, model)),
         *(Contender(preset, functools.partial(_preset, model, preset)) for preset in PRESETS),
-        Contender("flight recorder", functools.partial(_flight, model, None)),
+        Contender("flight recorder", functools.partial(_flight, model)),
         Contender(
             "flight recorder in a file",
-            functools.partial(_flight, model, f"/dev/shm/strap-speed-kept-{os.getpid()}"),
+            functools.partial(_flight, model, ring_file=f"/dev/shm/strap-speed-kept-{os.getpid()}"),
         ),
+        Contender("with outliers", functools.partial(_flight, model, outlier=100.0)),
     ]
 
 

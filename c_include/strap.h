@@ -201,6 +201,9 @@ typedef struct strap_open_options {
                                 strap_salvage_ring. A path on tmpfs, such as /dev/shm, costs as
                                 much as memory; to a disk the kernel writes all the time. The end
                                 of the session removes the file. NULL: none */
+  double ring_outlier;       /* strap_alarm finds outliers: tensors of a ring whose largest magnitude
+                                is above so many times the usual one of their layer, see there. Above
+                                1; 0: it finds none */
 } strap_open_options;
 
 /* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
@@ -252,6 +255,10 @@ strap_status strap_roll(strap_session session, const char *path, int32_t overwri
  * strap_dump does not wait for the disk: strap_checkpoint after strap_dump_end waits until the files are
  * durable and closed. During a dump strap_enqueue may wait for room as in any session.
  *
+ * A dump that cannot be written, as on a full disk, is no failure of the session. Its files keep the
+ * packets that are whole, the tensors behind those are lost, and strap_checkpoint returns the error, once.
+ * From strap_dump_end on the ring keeps what comes, and strap_dump may be called again.
+ *
  * Errors: those of strap_roll; INVALID_STATE (the session has no ring, or a dump has not ended).
  */
 strap_status strap_dump(strap_session session, const char *path, int32_t overwrite,
@@ -271,7 +278,7 @@ strap_status strap_dump_end(strap_session session, int32_t timeout_ms, strap_err
 strap_status strap_step_end(strap_session session, int64_t step, int32_t timeout_ms,
                             strap_error *error);
 
-/* A tensor with a value that is infinite or NaN. */
+/* A tensor with a value that is infinite or NaN, or an outlier. */
 typedef struct strap_alarm_t {
   uint32_t struct_size;
   uint32_t layer;   /* as in strap_tensor, like the next fields */
@@ -279,16 +286,24 @@ typedef struct strap_alarm_t {
   uint32_t call;
   int64_t step;
   int64_t token;
-  int64_t element;  /* the number of the first such element, row-major */
+  int64_t element;  /* the number of the first such element, row-major; of an outlier the number of the
+                       first one with the largest magnitude */
   double value;     /* of that element; NaN for types that have no other such value */
   int64_t time_ns;  /* CLOCK_MONOTONIC when the tensor was enqueued or offered */
   uint64_t thread;  /* the system's id of the thread that did so */
+  double usual;     /* of an outlier: the usual largest magnitude of its layer; 0: it is none */
 } strap_alarm_t;
 
 /*
  * Fills *alarm with the first tensor since the last strap_alarm that has a value that is not finite, of a
  * session with a ring. STRAP_END: there is none. The values are those of the tensor, not of the float16
  * that is stored. Of tensors that threads enqueue at once any may be the first.
+ *
+ * With ring_outlier it finds outliers too, of the types float16, bfloat16, float32 and float64. The usual
+ * largest magnitude of a layer is the median over its last 64 tensors whose values are all finite; before
+ * there are 16 of them no tensor is an outlier. Magnitudes are those of the stored values, unless float16
+ * cannot hold the tensor. If there is a tensor of both kinds, the first one comes first, and the next
+ * strap_alarm gives the other.
  *
  * Errors: INVALID_STATE (the session has no ring); TIMEOUT as in strap_roll.
  */

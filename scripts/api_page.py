@@ -156,7 +156,9 @@ def describing(module: ModuleType) -> ModuleType:
 
 def public_lines(module: ModuleType, public: str, found: Any, listed: set[type]) -> Iterator[str]:
     """The line of a class, function or constant, and those of a class's members."""
-    if inspect.isclass(found):
+    if inspect.isclass(found) and public != found.__name__ in module.__all__:
+        yield line(public, f"another name of `{found.__name__}`.")
+    elif inspect.isclass(found):
         yield line(f"{public}{constructor(found)}", class_text(found))
         yield from member_lines(public, found, listed)
     elif inspect.isfunction(inspect.unwrap(found)):

@@ -107,6 +107,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		RingSteps:   int(o.ring_steps),
 		RingSeconds: float64(o.ring_seconds),
 		RingFile:    C.GoString(o.ring_file),
+		RingOutlier: float64(o.ring_outlier),
 		Files:       files{},
 	}, nil
 }
@@ -156,6 +157,7 @@ func strapgoAlarm(h C.strap_session, out *C.strap_alarm_t, timeoutMS C.int32_t, 
 		out.step, out.token = C.int64_t(first.Step), C.int64_t(first.Token)
 		out.element, out.value = C.int64_t(first.Element), C.double(first.Value)
 		out.time_ns, out.thread = C.int64_t(first.TimeNS), C.uint64_t(first.Thread)
+		out.usual = C.double(first.Usual)
 		return nil
 	})
 	if code == C.STRAP_OK && !rang {

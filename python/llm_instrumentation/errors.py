@@ -20,6 +20,7 @@ __all__ = [
     "MissingExtraError",
     "NoSpaceError",
     "NotFoundError",
+    "NotReproducedError",
     "OutOfMemoryError",
     "RunFolderError",
     "StrapError",
@@ -109,6 +110,10 @@ class InternalError(StrapError, RuntimeError):
 
 class RunFolderError(StrapError, ValueError):
     """The files of a run folder do not fit together; the message names the file and a way out."""
+
+
+class NotReproducedError(StrapError, ValueError):
+    """A module that is called again with its captured inputs returns other values."""
 
 
 class CaptureError(StrapError, RuntimeError):

@@ -60,6 +60,7 @@ static void open_refuses(const char *path) {
   BAD(ring_steps, 1); /* without a ring */
   BAD(ring_seconds, 1);
   BAD(ring_file, "ring"); /* likewise */
+  BAD(ring_outlier, 100);
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* a new capture draws its id itself */
   good.mode = STRAP_MODE_RESUME;

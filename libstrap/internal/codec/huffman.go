@@ -201,9 +201,12 @@ type extent struct {
 }
 
 // extentOf returns the extent of the words of src. len(src) is a positive multiple of 64.
-func (h *huffman) extentOf(src []byte) extent {
-	if h.kernel {
-		return extentKernel(src, h.wide)
+func (h *huffman) extentOf(src []byte) extent { return extentOf(src, h.kernel, h.wide) }
+
+// extentOf is that of a coder which uses the loops in C, or those with AVX-512.
+func extentOf(src []byte, kernel, wide bool) extent {
+	if kernel {
+		return extentKernel(src, wide)
 	}
 	x := extent{least: math.MaxUint16}
 	for ; len(src) > 0; src = src[2:] {

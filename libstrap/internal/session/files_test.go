@@ -24,7 +24,7 @@ var layers = []string{
 	"sink.go",
 	"staging.go pending.go notes.go",
 	"ring.go",  // keeps the last steps, for dumps
-	"alarm.go", // finds values that are not finite
+	"alarm.go", // finds values that are not finite, and outliers
 	"copy.go",  // copies elements, and measures what they lose
 	"emission.go",
 	"backlog.go order.go progress.go archive.go",

@@ -75,6 +75,9 @@ type Options struct {
 	// RingFile is the path of a file that the ring is kept in, so that it outlives a process that is killed;
 	// "": the ring is in memory. The end of the session removes the file.
 	RingFile string
+	// RingOutlier is how many times the usual largest magnitude of its layer a tensor has to have for an
+	// Alarm; 0: magnitudes are not looked at.
+	RingOutlier float64
 
 	Files stream.Files // nil: those of the system
 
@@ -137,6 +140,10 @@ func (o *Options) validate(path string) error {
 	}
 	if o.RingFile != "" && !o.Ring {
 		return status.New(status.InvalidArgument, "ring_file = %.80q: give it with a ring only", o.RingFile)
+	}
+	if o.RingOutlier != 0 && (!o.Ring || !(o.RingOutlier > 1)) {
+		return status.New(status.InvalidArgument,
+			"ring_outlier = %g: give more than 1, and with a ring only, or 0", o.RingOutlier)
 	}
 	if o.Ring && o.Resume {
 		return status.New(status.InvalidArgument, "mode: a ring has no stream to resume")

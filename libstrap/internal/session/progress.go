@@ -33,6 +33,7 @@ type progress struct {
 	offset  int64         // how much of the stream is durable, in bytes
 	changed chan struct{} // closed by Reach and End; nil: no caller waits
 	ended   bool          // the writer serves no more positions
+	failed  error         // why a dump is not whole
 }
 
 // wanted holds the lowest and the highest position that a stage has to reach; both are 0 if
@@ -120,6 +121,23 @@ func (p *progress) End() {
 	defer p.mu.Unlock()
 	p.ended = true
 	p.wake()
+}
+
+// failDump records why a dump is not whole. The first cause stays.
+func (p *progress) failDump(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.failed = why
+	}
+}
+
+// takeFailure returns why a dump is not whole, once.
+func (p *progress) takeFailure() (why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	why, p.failed = p.failed, nil
+	return why
 }
 
 func (p *progress) wake() {

@@ -7,13 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/filelimit"
 	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -380,6 +385,9 @@ func TestRefusalsOfARing(t *testing.T) {
 		func(o *Options) { o.RingSeconds = -1 },
 		func(o *Options) { o.RingSeconds = math.NaN() },
 		func(o *Options) { o.Ring, o.RingSteps = false, 1 },
+		func(o *Options) { o.Ring, o.RingOutlier = false, 10 },
+		func(o *Options) { o.RingOutlier = 1 },
+		func(o *Options) { o.RingOutlier = math.NaN() },
 	} {
 		o := ringOptions(codec.None)
 		spoil(&o)
@@ -495,5 +503,164 @@ func TestTheFirstValueThatIsNotFiniteRaisesAnAlarm(t *testing.T) {
 	plain := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
 	if _, _, err := plain.Alarm(forever); status.CodeOf(err) != status.InvalidState {
 		t.Errorf("a session without a ring: %v", err)
+	}
+}
+
+// A dump that the disk refuses is lost behind its last whole packet. The ring then keeps what comes, and
+// another dump has it.
+func TestAFailedDumpDoesNotEndTheRing(t *testing.T) {
+	if !filelimit.Alone(t) {
+		return
+	}
+	for _, kind := range []codec.Kind{codec.None, codec.Zstd} {
+		o := ringOptions(kind)
+		o.MaxMemory = 4 << 20
+		s, folder := openRing(t, o), t.TempDir()
+		layers := layersOf(t, s, 3)
+		const n = 10_000
+		step := int64(0)
+		run := func(steps int) {
+			for range steps {
+				x := tensorOf(layers[0], wire.Float32, noise(n, uint64(step)))
+				x.Step = step
+				enqueue(t, s, x)
+				runStep(t, s, layers[1:], step, n)
+				step++
+			}
+		}
+		run(20)
+		first, second := filepath.Join(folder, "a.stream"), filepath.Join(folder, "b.stream")
+		beginDump(t, s, first)
+		lift := filelimit.Set(t, 5<<18)
+		run(20) // to a dump that fails meanwhile
+		if err := s.EndDump(forever); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := checkpoint(s, forever); !errors.Is(err, syscall.EFBIG) {
+			t.Fatalf("checkpoint of a dump that failed: %v", err)
+		}
+		if _, err := checkpoint(s, forever); err != nil {
+			t.Fatalf("the error came again: %v", err)
+		}
+		lift()
+		r, err := reader.Open(first, reader.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i := r.Info(); i.Packets < 1 || i.Packets >= 120 || i.ValidBytes != i.FileBytes {
+			t.Fatalf("the dump that failed has %+v", i)
+		}
+		r.Close()
+		run(5)
+		if kept := s.Stats().Ring; kept.Steps != 5 || kept.OldestStep != 40 {
+			t.Fatalf("the ring has %+v", kept)
+		}
+		beginDump(t, s, second)
+		endDump(t, s)
+		rows, _ := read(t, second)
+		if len(rows) != 15 || rows[0].Step != 40 || rows[14].Step != 44 {
+			t.Fatalf("the second dump has %d rows", len(rows))
+		}
+		beginDump(t, s, filepath.Join(folder, "c.stream"))
+		run(3)
+		lift = filelimit.Set(t, 4096)
+		if err := s.Close(forever); !errors.Is(err, syscall.EFBIG) {
+			t.Fatalf("close during a dump that fails: %v", err)
+		}
+		lift()
+	}
+}
+
+// An outlier is told with its element, value and usual magnitude, also if float16 cannot hold the tensor.
+func TestAnOutlierIsFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		keep    bool
+		usual   float32
+		outlier float32
+	}{
+		"float32 as it is":   {true, 3, -400},
+		"as float16":         {false, 3, 400},
+		"beyond float16":     {false, 3, -1e20},
+		"too small for half": {false, 3e-12, 4e-10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ringOptions(codec.None)
+			o.KeepFloat32, o.RingOutlier = c.keep, 100
+			s := openRing(t, o)
+			layers := layersOf(t, s, 2)
+			step := int64(0)
+			put := func(largest float32) {
+				v := make([]float32, 500)
+				for i := range v {
+					v[i] = c.usual / 2 * float32(i%2)
+				}
+				v[77] = largest
+				x := tensorOf(layers[1], wire.Float32, v, 20, 25)
+				if step%2 == 1 {
+					x.Shape, x.Strides = []int64{25, 20}, []int64{1, 25}
+				}
+				x.Step, step = step, step+1
+				enqueue(t, s, x)
+				x.Layer = layers[0] // which has other magnitudes
+				v[77] = 1e3 * c.usual
+				enqueue(t, s, x)
+			}
+			quiet := func(what string) {
+				t.Helper()
+				if got, rang, err := s.Alarm(forever); rang || err != nil {
+					t.Fatalf("%s: %+v %v", what, got, err)
+				}
+			}
+			put(c.outlier)
+			quiet("the first tensor")
+			for range 15 {
+				put(c.usual)
+			}
+			put(99 * c.usual)
+			quiet("below the limit")
+			put(c.outlier)
+			put(float32(math.NaN()))
+			got, rang, err := s.Alarm(forever)
+			const element = 2*20 + 3 // the step is an odd one, which is transposed
+			if err != nil || !rang || got.Layer != layers[1] || got.Step != step-2 {
+				t.Fatalf("the outlier is %+v %v %v", got, rang, err)
+			}
+			close := func(a float64, b float32) bool { return math.Abs(a/float64(b)-1) < 1e-3 }
+			if got.Element != element || !close(got.Value, c.outlier) || !close(got.Usual, c.usual) {
+				t.Errorf("the outlier is %+v, not %g at %d, with %g usual", got, c.outlier, element, c.usual)
+			}
+			if got, rang, err = s.Alarm(forever); err != nil || !rang || !math.IsNaN(got.Value) || got.Usual != 0 || got.Step != step-1 {
+				t.Errorf("the NaN is %+v %v %v", got, rang, err)
+			}
+			quiet("both were taken")
+			for range 40 { // then the outlier is usual
+				put(c.outlier)
+			}
+			_, _, _ = s.Alarm(forever)
+			put(c.outlier)
+			quiet("a lasting change")
+		})
+	}
+}
+
+// The median is that of a plain sort, and a magnitude is an outlier exactly above it.
+func TestTheUsualMagnitudeIsTheMedian(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var m magnitudes
+	var seen []float64
+	for range 3000 {
+		largest := math.Exp(rng.NormFloat64())
+		sorted := slices.Sorted(slices.Values(seen[max(0, len(seen)-usualOver):]))
+		want := 0.0
+		if n := len(sorted); n >= usualLeast {
+			median := (sorted[n/2] + sorted[(n-1)/2]) / 2
+			if largest > 2*median {
+				want = median
+			}
+		}
+		if got := m.add(largest, 2); got != want {
+			t.Fatalf("%g after %d tensors: %g, not %g", largest, len(seen), got, want)
+		}
+		seen = append(seen, largest)
 	}
 }

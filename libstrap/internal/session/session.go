@@ -158,7 +158,7 @@ func assemble(path string, o Options, mem *arena.Arena, file *ringfile.File, cou
 	s.order = newOrder(s.life, id, f.sequence)
 	made := newEntries(o.Rank)
 	if o.Ring {
-		s.ring, s.alarm = newRing(&s.opts, s.life, mem, file, s.order, s.jobs, made, count), &alarm{}
+		s.ring, s.alarm = newRing(&s.opts, s.life, mem, file, s.order, s.jobs, made, count), newAlarm(o.RingOutlier)
 	}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, ring: s.ring, order: s.order, life: s.life,
@@ -166,7 +166,7 @@ func assemble(path string, o Options, mem *arena.Arena, file *ringfile.File, cou
 	}
 	s.sink = &sink{
 		life: s.life, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
-		entries: made, counters: count, waiting: in.waiting, segment: f.segment,
+		entries: made, counters: count, waiting: in.waiting, dumps: o.Ring, segment: f.segment,
 	}
 	s.maker = &maker{
 		opts: &s.opts, jobs: s.jobs, sink: s.sink, order: s.order, life: s.life, counters: count,
@@ -259,8 +259,9 @@ func (s *Session) EndDump(timeout time.Duration) error {
 	return s.ring.endDump()
 }
 
-// Alarm returns the first tensor since the last Alarm that has a value that is not finite. Of tensors that
-// threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
+// Alarm returns the first tensor since the last Alarm that has a value that is not finite, or is an outlier;
+// see Options.RingOutlier. If there are both, it returns the one that came first, and the next Alarm the
+// other. Of tensors that threads enqueue at once, any may be the first. Errors: InvalidState without a ring; why the session takes
 // no more calls; Timeout if small tensors wait for memory.
 func (s *Session) Alarm(timeout time.Duration) (first Alarm, rang bool, err error) {
 	if _, err := s.forDump(timeout); err != nil {
@@ -292,7 +293,7 @@ func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 		return o, err
 	}
 	o = s.opts
-	o.Ring, o.RingSteps, o.RingSeconds, o.RingFile = false, 0, 0, ""
+	o.Ring, o.RingSteps, o.RingSeconds, o.RingOutlier, o.RingFile = false, 0, 0, 0, ""
 	return o, nil
 }
 
@@ -365,9 +366,13 @@ func (s *Session) Flush(cursor *uint64, timeout time.Duration) error {
 }
 
 // Checkpoint waits until all that was enqueued before is durable, data first,
-// then index, and returns the length of the stream that is covered. For cursor see Flush.
+// then index, and returns the length of the stream that is covered. For cursor see Flush. In a session
+// with a ring it returns once why a dump could not be written; the ring then keeps what comes next.
 func (s *Session) Checkpoint(cursor *uint64, timeout time.Duration) (offset int64, err error) {
 	if err := s.reach(durable, cursor, timeout); err != nil {
+		return 0, err
+	}
+	if err := s.progress.takeFailure(); err != nil {
 		return 0, err
 	}
 	return s.progress.Durable(), nil

@@ -33,6 +33,7 @@ type sink struct {
 	entries  *entries
 	counters *counters
 	waiting  func() uint64 // how many tensors wait in the intake
+	dumps    bool          // the segments are dumps of a ring: one that fails does not end the session
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
 	segment                     // gets the packets
@@ -78,7 +79,7 @@ func (k *sink) tryAppend() (stuck bool) {
 	for k.mu.TryLock() {
 		it := k.order.First()
 		takes := it != nil && !k.life.halted() && !k.finishing && it.is == packetEntry && it.err == nil &&
-			!k.crowded()
+			k.hasFiles() && !k.crowded()
 		room := takes && int64(len(it.out)) <= k.stream.Room()
 		if room {
 			k.order.Pop()
@@ -224,7 +225,7 @@ func (k *sink) roll(next *segment) error {
 	k.sealing = make(chan error, 1)
 	go func(sealing chan<- error) {
 		err := k.life.Guard(before.seal)
-		if err != nil {
+		if err != nil && !k.dumps {
 			k.life.fail(err) // now, not when the next call asks
 		}
 		sealing <- err
@@ -232,21 +233,44 @@ func (k *sink) roll(next *segment) error {
 	return nil
 }
 
-// sealed waits until the segment before is sealed.
+// sealed waits until the segment before is sealed. That a dump could not be sealed is no error of the
+// segment now.
 func (k *sink) sealed() (err error) {
 	if k.sealing != nil {
 		err, k.sealing = <-k.sealing, nil
+	}
+	if err != nil && k.dumps {
+		k.progress.failDump(err)
+		return nil
 	}
 	return err
 }
 
 // attempt runs a step of the writing. An error stops the writing, not the caller, which goes on to
-// free the queued entries.
+// free the queued entries. An error of a dump stops the writing of the dump alone.
 func (k *sink) attempt(step func() error) {
 	if err := k.life.Guard(step); err != nil {
-		k.life.fail(err)
+		if k.dumps && !k.finishing {
+			k.giveUpDump(err)
+		} else {
+			k.life.fail(err)
+		}
 	}
 	k.measure()
+}
+
+// giveUpDump closes the files of a dump that failed, with the packets that are in them. Entries that
+// come until the dump ends are lost.
+func (k *sink) giveUpDump(why error) {
+	k.progress.failDump(why)
+	if !k.hasFiles() {
+		return
+	}
+	// The dump has failed already: a second failure adds nothing.
+	_ = k.finishRows(nil)
+	_ = k.index.Close()
+	_ = k.stream.Close()
+	k.segment = segment{}
 }
 
 func (k *sink) measure() {

@@ -123,7 +123,7 @@ func (w *writer) handle(it *entry) error {
 		return k.roll(it.next)
 	case it.is == streamEntry:
 		return w.writeStreamed(it)
-	case w.life.halted():
+	case w.life.halted() || !k.hasFiles(): // a dump without files has failed
 		k.lose(it)
 		return nil
 	case it.is == noteEntry:
@@ -232,6 +232,9 @@ func (w *writer) finish() {
 		k.attempt(w.ring.removeFile)
 	}
 	w.counters.lost.Add(w.intake.close())
+	if err := w.progress.takeFailure(); err != nil { // no call has asked
+		l.fail(err)
+	}
 	select {
 	case <-l.failed:
 		l.finishErr = l.failure

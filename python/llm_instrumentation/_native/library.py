@@ -87,6 +87,7 @@ class OpenOptions(ctypes.Structure):
         ("ring_steps", ctypes.c_int32),
         ("ring_seconds", ctypes.c_double),
         ("ring_file", ctypes.c_char_p),
+        ("ring_outlier", ctypes.c_double),
     ]
 
 
@@ -143,6 +144,7 @@ class RawAlarm(ctypes.Structure):
         ("value", ctypes.c_double),
         ("time_ns", ctypes.c_int64),
         ("thread", ctypes.c_uint64),
+        ("usual", ctypes.c_double),
     ]
 
 

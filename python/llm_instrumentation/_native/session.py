@@ -87,7 +87,7 @@ class SessionStats:
 
 
 class Alarm(NamedTuple):
-    """A tensor with a value that is not finite: ``strap_alarm_t``; strap.h describes each field."""
+    """A tensor with a value that is not finite, or an outlier: ``strap_alarm_t`` of strap.h."""
 
     layer: int
     request: int
@@ -98,6 +98,7 @@ class Alarm(NamedTuple):
     value: float
     time_ns: int
     thread: int
+    usual: float
 
 
 class Conversion(NamedTuple):
@@ -373,7 +374,8 @@ class Session:
     def dump(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes what the ring keeps, and all tensors to come until :meth:`end_dump`.
 
-        It does not wait for the disk: :meth:`checkpoint` after :meth:`end_dump` does. `path` and
+        It does not wait for the disk: :meth:`checkpoint` after :meth:`end_dump` does, and raises
+        why the dump could not be written. The session goes on then. `path` and
         `capture_id` are those of the dump from then on.
 
         Args:
@@ -412,7 +414,9 @@ class Session:
         )
 
     def alarm(self) -> Alarm | None:
-        """The first tensor since the last call that has a value that is not finite; None: no one.
+        """The first tensor since the last call with a value that is not finite, or first outlier.
+
+        Of both kinds there may be one, so call it again. None: there is no other.
 
         Raises:
             InvalidStateError: the session has no ring, or is closed.

@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidArgumentError, NotFoundError
+from ..progress.bars import steps_bar
 from .activation import Activation
 from .reader import ActivationReader
 
@@ -99,7 +100,11 @@ class _Layer:
 
 
 def blame(
-    capture: str | os.PathLike[str], *, steps: int | None = None, times: float = 100.0
+    capture: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    times: float = 100.0,
+    progress: bool | None = None,
 ) -> Blame:
     """Finds the first tensor of a capture that went wrong, and the range of each layer.
 
@@ -111,6 +116,7 @@ def blame(
         steps: only so many of the last steps; None: all.
         times: a tensor is an outlier if its largest magnitude is above so many times the median
             of up to 64 tensors of the layer before it, of which there must be three.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Raises:
         InvalidArgumentError: (a ValueError) `steps` is below 1, or `times` is not above 1.
@@ -124,9 +130,10 @@ def blame(
     found: dict[str, _Layer] = {}
     bad: Offender | None = None
     outlier: Offender | None = None
-    with ActivationReader(capture) as reader:
+    with ActivationReader(capture) as reader, steps_bar("reading tensors", progress) as told:
         numbers = reader.steps if steps is None else reader.steps[-steps:]
-        for activation in reader:
+        for number, activation in enumerate(reader):
+            told(number, len(reader), "")
             if numbers and activation.step is not None and activation.step < numbers[0]:
                 continue
             if activation.dtype is None or "float" not in activation.dtype:

@@ -1,13 +1,17 @@
 """Keeps the last steps of a model in memory, and writes them when something goes wrong."""
 
 from ._dumps import Dump, Trigger, load_trigger
+from ._narrow import Narrowed, Operand, narrow
 from ._recorder import FlightRecorder, FlightStats, flight_recorder
 
 __all__ = [
     "Dump",
     "FlightRecorder",
     "FlightStats",
+    "Narrowed",
+    "Operand",
     "Trigger",
     "flight_recorder",
     "load_trigger",
+    "narrow",
 ]

@@ -31,14 +31,17 @@ class Trigger:
     """Why a dump was written.
 
     Attributes:
-        kind: "not finite", "exception", "condition", "signal" or "asked".
+        kind: "not finite", "outlier", "exception", "condition", "signal" or "asked".
         reason: a sentence.
         step: the step that showed it; None: no step did.
-        layer, path: the module and the place in its output, of a value that is not finite.
+        layer, path: the module and the place in its output, of a value that is not finite or of an
+            outlier.
         call: which call of the module within the step, from 0.
-        element: the number of the first such element, row-major.
-        value: that value as text: "nan", "inf" or "-inf".
+        element: the number of the first such element, row-major; of an outlier that of its largest
+            magnitude.
+        value: that value as text, such as "nan", "-inf" or "412.5".
         request: the request that the step served; None: none.
+        usual: the usual largest magnitude of the layer of an outlier; None: it is none.
     """
 
     kind: str
@@ -50,6 +53,7 @@ class Trigger:
     element: int | None = None
     value: str | None = None
     request: str | None = None
+    usual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Dump:
     Attributes:
         path: its folder, which :class:`.ActivationReader` reads.
         trigger: why it was written.
-        first_step, last_step: its steps; None: it has none.
+        first_step, last_step: its steps; None: it has none, or they are not known.
         created_at_utc: when it began.
         problem: why it is not whole; "": it is.
     """
@@ -137,6 +141,10 @@ class DumpFolder:
         del record["path"]
         replace_durably(self.path / TRIGGER, json.dumps(record, indent=1).encode() + b"\n")
         return dump
+
+    def unfinished(self, error: str) -> Dump:
+        """The dump if :meth:`finish` failed, as on a full disk. Its steps are not known."""
+        return Dump(self.path, self.trigger, None, None, self._began, self.problem or error)
 
 
 def load_trigger(path: str | os.PathLike[str]) -> Dump:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import signal as signals
 import threading
 import time
@@ -21,7 +22,7 @@ from torch import nn
 from .._warn import warn
 from ..core.config import InstrumentationConfig
 from ..core.recording.plan import CapturePlan, RingLimits
-from ..core.recording.recorder import Recorder
+from ..core.recording.recorder import FoundValue, Recorder
 from ..core.scope import Scope, current_request, scoped
 from ..errors import InvalidArgumentError, InvalidStateError, StrapError
 from ._dumps import Dump, DumpFolder, Trigger, next_folder, remove
@@ -67,17 +68,24 @@ class FlightStats:
 class FlightRecorder:
     """Keeps the last steps of a model in memory, and writes them when something goes wrong::
 
+        with flight_recorder(model, "crashes/llama") as recorder:
+            train(model)
+
+    An exception that leaves the block is a trigger, too, and is passed on. Without a block::
+
         recorder = FlightRecorder(model, "crashes/llama").start()
         ...                             # serve or train
         recorder.stop()
+
+    ``flight_recorder`` is another name of this class.
 
     While nothing goes wrong nothing is written: each tensor is copied once, into a ring from which
     the oldest step gives way. A trigger writes the steps before it and `after` steps behind it to a
     folder of their own, which :class:`.ActivationReader` reads as any capture. Its ``trigger.json``
     says why. The model goes on meanwhile.
 
-    Triggers are: a value that is infinite or NaN in a captured tensor, found in the pass that
-    copies it; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
+    Triggers are: a value that is infinite or NaN in a captured tensor, found when it is copied; an
+    `outlier`; an exception that leaves the model; the `condition`; the `signal`; and :meth:`dump`.
 
     Args:
         model: the model.
@@ -89,11 +97,17 @@ class FlightRecorder:
             age.
         config: what is captured and how dumps are compressed; balanced by default. Its memory,
             segments, probes and progress do not count.
-        after: how many steps behind the trigger a dump has.
-        keep: how many of its dumps are kept; the oldest are removed. None: all.
+        after: how many steps behind the trigger a dump has. With gradients a dump goes on until the
+            step behind its last one begins, so that it has the gradients of the last one.
+        keep: how many of its dumps are kept. Of more, those that are not whole are removed first,
+            then the oldest. None: all.
         pause_s: a trigger writes no dump so soon after another one, in seconds. :meth:`dump` and
             the signal always do.
         not_finite: values that are infinite or NaN are a trigger.
+        outlier: a captured tensor of float16, bfloat16, float32 or float64 is a trigger if its
+            largest magnitude is beyond so many times the usual one of its layer: the median over
+            the last 64 tensors of the layer that are finite, of which there must be 16. Such
+            tensors are read once more. None: magnitudes are not looked at.
         condition: is given what each outermost call returned, and returns a reason or True for a
             dump. If it raises, there is a warning and it is asked no more.
         signal: the number of a signal that is a trigger, such as ``signal.SIGUSR1``. Start the
@@ -125,6 +139,7 @@ class FlightRecorder:
         keep: int | None = 10,
         pause_s: float = 60.0,
         not_finite: bool = True,
+        outlier: float | None = None,
         condition: Condition | None = None,
         signal: int | None = None,
         ring_file: str | os.PathLike[str] | None = None,
@@ -140,8 +155,14 @@ class FlightRecorder:
             raise InvalidArgumentError(
                 f"steps = {steps}, seconds = {seconds}: give at least one step, more than 0 s"
             )
+        if outlier is not None and not 1 < outlier < math.inf:
+            raise InvalidArgumentError(
+                f"outlier = {outlier}: give a finite number above 1, or None"
+            )
         self.dumps: list[Dump] = []
-        self._limits = RingLimits(steps or 0, seconds or 0.0, ring_file_of(ring_file))
+        self._limits = RingLimits(
+            steps or 0, seconds or 0.0, outlier or 0.0, ring_file_of(ring_file)
+        )
         self._model = model
         self._path = Path(path)
         self._config = dataclasses.replace(
@@ -162,7 +183,6 @@ class FlightRecorder:
         self._step = -1  # the newest step that has ended
         self._last_dump = -math.inf
         self._held_back = 0
-        self._failed = False  # a dump could not be written
         self._told_of_dropped = False
         self._finishing: threading.Thread | None = None
 
@@ -194,6 +214,7 @@ class FlightRecorder:
                 plan = CapturePlan(
                     f"the flight recorder {self._path}", self._config, [self._model],
                     mine=mine, ring=self._limits, ended=self._ended,
+                    begins=self._begins if self._config.gradients else None,
                 )  # fmt: skip
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)
@@ -220,9 +241,6 @@ class FlightRecorder:
         _running.discard(self)
         try:
             recorder.end()
-        except StrapError:
-            if not self._failed:  # otherwise the end of a dump has told of it
-                raise
         finally:
             self._scoped.close()
 
@@ -281,6 +299,17 @@ class FlightRecorder:
 
     # ---- triggers -------------------------------------------------------------
 
+    def _begins(self, step: int) -> None:
+        """A step begins, so the gradients of the one before are complete."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._recorder is None:
+                return
+            self._look()
+            if self._dump is not None and step > self._until:
+                self._end_dump()
+
     def _ended(self, step: int, output: Any, error: BaseException | None) -> None:
         """A step has ended; called by the hooks, in the model's thread."""
         if os.getpid() != self._pid:  # a fork captures nothing
@@ -294,27 +323,20 @@ class FlightRecorder:
                 self._on_exception(step, error)
             elif error is None and self._condition is not None:
                 self._ask(step, output)
-            if self._dump is not None and step >= self._until:
-                self._end_dump()
+            self._end_dump_at(step)
 
     def _look(self) -> None:
-        """Looks whether a tensor has values that are not finite."""
+        """Looks whether a tensor has values that are not finite, or is an outlier."""
         assert self._recorder is not None
-        try:
-            found = self._recorder.alarm()
-        except StrapError:
-            return  # the recorder has failed, and has told so
-        if found is None or not self._not_finite:
-            return
-        alarm, _, layer, path, request = found
-        value, step = str(alarm.value), None if alarm.step < 0 else alarm.step
-        at = "" if step is None else f" in step {step}"
-        trigger = Trigger(
-            "not finite", f"{layer}{path} has {value} at element {alarm.element}{at}",
-            step=step, layer=layer, path=path, call=alarm.call, element=alarm.element,
-            value=value, request=request,
-        )  # fmt: skip
-        self._trigger(trigger)
+        for _ in ("not finite", "outlier"):
+            try:
+                found = self._recorder.alarm()
+            except StrapError:
+                return  # the recorder has failed, and has told so
+            if found is None:
+                return
+            if found.alarm.usual or self._not_finite:
+                self._trigger(_of_value(found))
 
     def _on_exception(self, step: int, error: BaseException) -> None:
         if os.getpid() != self._pid:
@@ -382,13 +404,16 @@ class FlightRecorder:
         try:
             recorder.dump(os.fspath(folder.stream))
         except BaseException:
-            with contextlib.suppress(OSError):
-                folder.path.rmdir()
+            shutil.rmtree(folder.path, ignore_errors=True)
             raise
         self._dump, self._until = folder, step + self._after
-        if step >= self._until:
-            self._end_dump()
+        self._end_dump_at(step)
         return folder.path
+
+    def _end_dump_at(self, step: int) -> None:
+        """Ends the dump if its last step has ended, and no gradients of that are to come."""
+        if self._dump is not None and step >= self._until and not self._config.gradients:
+            self._end_dump()
 
     def _tell_of_dropped(self, recorder: Recorder) -> None:
         """Warns once if a step was larger than the memory."""
@@ -431,16 +456,15 @@ class FlightRecorder:
         try:
             dump = folder.finish(capture_id)
         except (StrapError, OSError) as error:
-            self._failed = True
-            warn(f"the dump {folder.path} is not whole: {error}")
-            return
+            dump = folder.unfinished(str(error))
         if dump.problem:
-            self._failed = True
             warn(f"the dump {folder.path} is not whole: {dump.problem}")
         # Without the lock, because a thread that holds it may wait for this one.
         self.dumps.append(dump)
         while self._keep is not None and len(self.dumps) > self._keep:
-            remove(self.dumps.pop(0))
+            gone = next((one for one in self.dumps if one.problem), self.dumps[0])
+            self.dumps.remove(gone)
+            remove(gone)
 
     def _at_exit(self) -> None:
         """Finishes the dump that is being written. No thread can be started any more."""
@@ -460,35 +484,24 @@ def _finish_dumps() -> None:
         recorder._at_exit()
 
 
-def flight_recorder(
-    model: nn.Module,
-    path: str | os.PathLike[str] = "flight",
-    *,
-    memory_gb: float = 2.0,
-    steps: int | None = None,
-    seconds: float | None = None,
-    config: InstrumentationConfig | None = None,
-    after: int = 2,
-    keep: int | None = 10,
-    pause_s: float = 60.0,
-    not_finite: bool = True,
-    condition: Condition | None = None,
-    signal: int | None = None,
-    ring_file: str | os.PathLike[str] | None = None,
-    scope: Scope = "process",
-) -> FlightRecorder:
-    """Records the last steps of a model inside a block::
+#: :class:`FlightRecorder` by the name that reads well in a ``with`` statement.
+flight_recorder = FlightRecorder
 
-        with flight_recorder(model, "crashes/llama", memory_gb=2.0) as recorder:
-            train(model)
 
-    An exception that leaves the block is a trigger, too, and is passed on. The arguments, and what
-    they raise, are those of :class:`FlightRecorder`.
-    """
-    return FlightRecorder(
-        model, path, memory_gb=memory_gb, steps=steps, seconds=seconds, config=config,
-        after=after, keep=keep, pause_s=pause_s, not_finite=not_finite, condition=condition,
-        signal=signal, ring_file=ring_file, scope=scope,
+def _of_value(found: FoundValue) -> Trigger:
+    """The trigger of a tensor with a value that is not finite, or of an outlier."""
+    alarm, _, layer, path, request = found
+    step = None if alarm.step < 0 else alarm.step
+    kind, value, usual = "not finite", str(alarm.value), None
+    reason = f"{layer}{path} has {value} at element {alarm.element}"
+    if step is not None:
+        reason += f" in step {step}"
+    if alarm.usual:
+        kind, usual = "outlier", alarm.usual
+        reason += f", {abs(alarm.value) / usual:.0f} times the usual {usual:.3g}"
+    return Trigger(
+        kind, reason, step=step, layer=layer, path=path, call=alarm.call, element=alarm.element,
+        value=value, usual=usual, request=request,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ..errors import CorruptError, InvalidArgumentError, NotFoundError
 from ..progress.bars import steps_bar
 from ..storage import check_local
 from ._against import compared, comparison_parts
+from ._dump import dump_parts
 from ._features import feature_parts
 from ._layers import layer_tables
 from ._machine import device_parts, probe_parts, trace_parts
@@ -213,6 +214,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
         title = f"Capture of {name}" if about.models else f"Capture {name}"
         # By heading, in the order of the page.
         parts = {
+            "What went wrong": _unless_damaged(dump_parts(reader.path, progress)),
             "What was captured": facts(reader, about, error),
             "Layers": layer_tables(summaries(reader.select()), lines, found.layers),
             "Tokens": _unless_damaged(_tokens(reader, wanted)),

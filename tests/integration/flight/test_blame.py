@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -14,6 +15,7 @@ from llm_instrumentation.analysis.blame import blame
 from llm_instrumentation.cli.strap import STRAP
 from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from llm_instrumentation.flight import flight_recorder
+from llm_instrumentation.report import render_report
 from torch import nn
 
 
@@ -115,6 +117,35 @@ def test_a_dump_of_a_flight_recorder(model, tmp_path, strap):
     told = strap("blame", dump.path)
     assert "first    2.0\n" in told and "the bad one" in told and "nan at element 1 of 40" in told
     assert json.loads(strap("blame", dump.path, "--json"))["first"]["layer"] == "2.0"
+
+
+def test_a_report_of_a_dump_says_what_went_wrong(model, tmp_path):
+    with torch.no_grad(), flight_recorder(model, tmp_path / "run") as recorder:
+        for _ in range(5):
+            model(torch.randn(5, 8))
+        model[2][0].weight[1, 1] = torch.nan
+        with for_request("the bad one"):
+            model(torch.randn(5, 8))
+    (dump,) = recorder.dumps
+    page = render_report(dump.path)
+    assert "What went wrong" in page and dump.trigger.reason in page and "the bad one" in page
+    (stream,) = dump.path.glob("*.stream")
+    assert "What went wrong" not in render_report(stream)  # a part of the run, without the trigger
+    (dump.path / "trigger.json").write_text("{}")
+    assert "trigger.json is damaged" in render_report(dump.path)
+
+
+def test_progress_counts_the_tensors(model, tmp_path, monkeypatch):
+    path, told = capture(model, tmp_path / "run.stream", [torch.randn(5, 8)] * 3), []
+
+    @contextlib.contextmanager
+    def bar(what, show):
+        told.append((what, show))
+        yield lambda *counts: told.append(counts)
+
+    monkeypatch.setattr("llm_instrumentation.analysis.blame.steps_bar", bar)
+    blame(path)
+    assert told == [("reading tensors", None), *((number, 39, "") for number in range(39))]
 
 
 def test_a_healthy_capture(model, tmp_path, strap):

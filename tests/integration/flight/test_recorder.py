@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, for_request
+from llm_instrumentation.analysis.blame import blame
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError, NotFoundError
 from llm_instrumentation.flight import FlightRecorder, flight_recorder, load_trigger
 from torch import nn
@@ -356,3 +357,33 @@ def test_a_small_module_of_torch(tmp_path):
     with flight_recorder(layer, tmp_path / "run") as recorder:
         layer(torch.full((1, 3), torch.inf))
     assert recorder.dumps[0].trigger.value in ("nan", "inf", "-inf")
+
+
+def test_an_outlier(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with (
+        torch.no_grad(),
+        flight_recorder(
+            model, tmp_path / "run", outlier=100, not_finite=False, pause_s=0, after=0
+        ) as recorder,
+    ):
+        for _ in range(20):
+            model(torch.randn(2, 8))
+        model[2].bias[3] = -3000.0
+        with for_request("the bad one"):
+            model(torch.randn(2, 8))
+        model[2].bias[3] = torch.nan
+        model(torch.randn(2, 8))  # is no trigger here
+    (dump,) = recorder.dumps
+    trigger = dump.trigger
+    assert (trigger.kind, trigger.layer, trigger.step) == ("outlier", "2", 20)
+    assert trigger.element in (3, 11) and float(trigger.value) == pytest.approx(-3000, rel=1e-2)
+    assert 0.3 < trigger.usual < 3 and trigger.request == "the bad one"
+    assert "times the usual" in trigger.reason
+    assert load_trigger(dump.path) == dump
+    first = blame(dump.path).first
+    assert (first.layer, first.step, first.element) == ("2", 20, trigger.element)
+    for wrong in (1, 0, -3, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match="outlier = "):
+            FlightRecorder(model, tmp_path / "run", outlier=wrong)

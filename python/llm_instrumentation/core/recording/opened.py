@@ -47,7 +47,7 @@ def _ring(plan: CapturePlan) -> dict[str, Any]:
     limits = plan.ring
     return {
         "ring": 1, "ring_steps": limits.steps, "ring_seconds": limits.seconds,
-        "ring_file": limits.file,
+        "ring_outlier": limits.outlier, "ring_file": limits.file,
     }  # fmt: skip
 
 

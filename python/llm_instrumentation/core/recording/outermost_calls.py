@@ -52,7 +52,7 @@ class OutermostCalls:
         self._state = state
         self._log = log
         self._tracker = plan.tracker
-        self._ended = plan.ended
+        self._begins, self._ended = plan.begins, plan.ended
         self._end_step = end_step
         self._requests = requests
         self._models = list(plan.models)
@@ -83,6 +83,8 @@ class OutermostCalls:
             return None
         if self.segments is not None and self.segments.wanted:
             self.segments.step()
+        if self._begins is not None and step is not None:
+            self._begins(step)
         if self.rewiring is not None:
             self.rewiring.compare()
         model, entry = self._places.get(id(module), ("", ""))

@@ -40,16 +40,19 @@ class Probes(Protocol):
 
 
 class RingLimits(NamedTuple):
-    """What bounds the steps in memory, beside the memory.
+    """What bounds the steps in memory, beside the memory, and the magnitudes of their tensors.
 
     Attributes:
         steps: the most steps; 0: no limit.
         seconds: the age of the oldest one; 0.0: no limit.
+        outlier: a tensor beyond so many times the usual magnitude of its layer is an outlier; 0.0:
+            magnitudes are not looked at.
         file: the file that the steps lie in; None: they are in memory alone.
     """
 
     steps: int
     seconds: float
+    outlier: float
     file: Path | None = None
 
 
@@ -70,6 +73,8 @@ class CapturePlan:
         probes: makes the probes that watch the machine; None: no probes.
         ring: keep the last steps in memory, for dumps. Then `path` is for messages alone. None: the
             capture goes to a stream.
+        begins: is told the number of each step that begins, before anything of it is captured.
+            None: nobody is.
         ended: is told of each step that ends: its number, and what the outermost call returned, or
             None and what it raised. None: nobody is.
         mine: reports whether to capture a call of the models. It is called when the call begins,
@@ -87,6 +92,7 @@ class CapturePlan:
     probes: Callable[[], Probes] | None = None
     mine: Callable[[], bool] | None = None
     ring: RingLimits | None = None
+    begins: Callable[[int], None] | None = None
     ended: Callable[[int, Any, BaseException | None], None] | None = None
 
     @property

@@ -47,7 +47,7 @@ _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class FoundValue(NamedTuple):
-    """A value that is not finite.
+    """A value that is not finite, or an outlier.
 
     Attributes:
         alarm: the tensor and the element.
@@ -189,7 +189,9 @@ class Recorder:
         return self._streams.end_dump()
 
     def alarm(self) -> FoundValue | None:
-        """The first tensor since the last look with a value that is not finite, of a ring.
+        """The first tensor since the last look with a value that is not finite, or first outlier.
+
+        Of both kinds there may be one, so look again.
 
         It does not wait for copies from devices.
 

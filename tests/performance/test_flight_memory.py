@@ -1,0 +1,61 @@
+"""A flight recorder takes its memory and no more, however long it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MEMORY_GB = 0.1
+
+# 25,000 steps of 40 modules, each step for a request of its own. VmHWM is the peak memory.
+PROGRAM = """
+import json, re, sys
+import torch
+from llm_instrumentation import for_request
+from llm_instrumentation.flight import flight_recorder
+
+def status(field):
+    text = open("/proc/self/status").read()
+    return int(re.search(field + r":\\s+(\\d+) kB", text).group(1)) << 10
+
+model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(39)))
+x = torch.randn(16, 128)
+with torch.no_grad():
+    with flight_recorder(model, sys.argv[1] + "/warm", memory_gb=0.01) as recorder:
+        model(x)
+        recorder.dump()
+    open("/proc/self/clear_refs", "w").write("5")
+    before, sizes = status("VmRSS"), []
+    with flight_recorder(model, sys.argv[1] + "/run", memory_gb=float(sys.argv[2])) as recorder:
+        for step in range(25_000):
+            with for_request(f"request {step}"):
+                model(x)
+            if step % 2500 == 2499:
+                sizes.append(status("VmRSS") - before)
+        stats = recorder.stats()
+print(json.dumps({
+    "sizes": sizes, "peak": status("VmHWM") - before, "gone": stats.gone_steps,
+    "steps": stats.steps, "dropped": stats.dropped,
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.performance
+@pytest.mark.timeout(1800)
+def test_a_million_packets(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path, str(MEMORY_GB)],
+        check=False, capture_output=True, text=True, timeout=1700,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(found)
+    assert found["steps"] + found["gone"] == 25_000 and found["gone"] > 10_000
+    assert not found["dropped"]
+    assert found["peak"] < MEMORY_GB * 1e9 + 100e6
+    # The ring is full after a tenth of the steps, and soon the heap of Go has its size.
+    assert found["sizes"][-1] - found["sizes"][4] < 10e6
