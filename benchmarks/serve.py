@@ -99,9 +99,14 @@ def _write_index(
 
 def _write_calls(path: Path, steps: int, tokens: int) -> None:
     from llm_instrumentation._native import capture_id_of
-    from llm_instrumentation.core.files.calls_file import CallsFile, Column, calls_path_for
+    from llm_instrumentation.core.files.calls_file import (
+        AboutModels,
+        CallsFile,
+        Column,
+        calls_path_for,
+    )
 
-    calls = CallsFile(calls_path_for(path), str(capture_id_of(path)), {}, {})
+    calls = CallsFile(calls_path_for(path), str(capture_id_of(path)), AboutModels({}, {}, {}))
     none = [Column(None, steps, 0)]
     ids = np.random.default_rng(1).integers(0, 32_000, steps * tokens)
     lists = {

@@ -327,10 +327,15 @@ def test_activations_without_a_call_are_left_out_and_counted(llama, ids, path):
     with ActivationReader(path) as reader:
         assert reader.rows("model.layers.0").left_out == 0
     from llm_instrumentation._native import capture_id_of
-    from llm_instrumentation.core.files.calls_file import CallsFile, read_calls, rows_before
+    from llm_instrumentation.core.files.calls_file import (
+        AboutModels,
+        CallsFile,
+        read_calls,
+        rows_before,
+    )
 
     earlier = rows_before(read_calls(path, None), 1)
-    CallsFile(file, capture_id_of(path), {}, {}, earlier).close()
+    CallsFile(file, capture_id_of(path), AboutModels({}, {}, {}), earlier).close()
     assert file.read_bytes() != whole
     with ActivationReader(path) as reader:
         rows = reader.rows("model.layers.0")
