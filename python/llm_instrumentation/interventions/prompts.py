@@ -181,7 +181,8 @@ class Prompts:
             template: with fields as ``{subject}``; or one for each example, with the same fields.
             clean: the texts of the fields of each example.
             corrupted: likewise, of the other text of each pair. Each field has as many tokens.
-            answers, device: as for `of_texts`.
+            answers: as for `of_texts`.
+            device: as for `of_texts`.
 
         Raises:
             InvalidArgumentError: a field is missing, or stands in other columns of the corrupted
