@@ -125,7 +125,8 @@ def _class_name(module: nn.Module) -> str:
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that a compiled one calls; else the module itself."""
-    found = module._modules.get("_orig_mod")
+    # Those of a script are in a class of its own, without `get`.
+    found = dict(module._modules.items()).get("_orig_mod")
     return module if found is None else found
 
 
