@@ -24,19 +24,14 @@ import (
 //export strapgoSalvage
 func strapgoSalvage(path, out *C.char, o *C.strap_salvage_options, report *C.strap_salvage_report, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {
-		if o.force != 0 && o.force != 1 {
-			return status.New(status.InvalidArgument, "force = %d: give 0 or 1", o.force)
-		}
 		src := C.GoString(path)
-		found, err := salvage.Salvage(src, C.GoString(out), salvage.Options{
-			Force: o.force != 0,
-			Progress: func(done, total int64) error {
-				if C.call_progress(o, C.uint64_t(done), C.uint64_t(total)) != 0 {
-					return status.New(status.InvalidState, "the salvage of %q was given up", src)
-				}
-				return nil
-			},
+		options, err := salvageOptions(src, o.force, func(done, total int64) C.int32_t {
+			return C.call_progress(o, C.uint64_t(done), C.uint64_t(total))
 		})
+		if err != nil {
+			return err
+		}
+		found, err := salvage.Salvage(src, C.GoString(out), options)
 		if err != nil {
 			return err
 		}
@@ -54,6 +49,19 @@ func strapgoSalvage(path, out *C.char, o *C.strap_salvage_options, report *C.str
 		}
 		return nil
 	})
+}
+
+// salvageOptions checks force, and makes an error of a progress that is not 0.
+func salvageOptions(src string, force C.int32_t, progress func(done, total int64) C.int32_t) (salvage.Options, error) {
+	if force != 0 && force != 1 {
+		return salvage.Options{}, status.New(status.InvalidArgument, "force = %d: give 0 or 1", force)
+	}
+	return salvage.Options{Force: force != 0, Progress: func(done, total int64) error {
+		if progress(done, total) != 0 {
+			return status.New(status.InvalidState, "the salvage of %q was given up", src)
+		}
+		return nil
+	}}, nil
 }
 
 // tellLost calls o.lost for every lost packet, then for every lost range of bytes.
@@ -79,19 +87,14 @@ func tellLost(o *C.strap_salvage_options, found salvage.Report) {
 //export strapgoSalvageRing
 func strapgoSalvageRing(path, out *C.char, o *C.strap_salvage_ring_options, report *C.strap_salvage_ring_report, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {
-		if o.force != 0 && o.force != 1 {
-			return status.New(status.InvalidArgument, "force = %d: give 0 or 1", o.force)
-		}
 		src := C.GoString(path)
-		found, err := salvage.Ring(src, C.GoString(out), salvage.Options{
-			Force: o.force != 0,
-			Progress: func(done, total int64) error {
-				if C.call_ring_progress(o, C.uint64_t(done), C.uint64_t(total)) != 0 {
-					return status.New(status.InvalidState, "the salvage of %q was given up", src)
-				}
-				return nil
-			},
+		options, err := salvageOptions(src, o.force, func(done, total int64) C.int32_t {
+			return C.call_ring_progress(o, C.uint64_t(done), C.uint64_t(total))
 		})
+		if err != nil {
+			return err
+		}
+		found, err := salvage.Ring(src, C.GoString(out), options)
 		if err != nil {
 			return err
 		}

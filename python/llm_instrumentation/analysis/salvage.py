@@ -245,14 +245,7 @@ def salvage_ring(
         packets=raw.packets,
         bytes=raw.bytes,
         steps=tuple(
-            SalvagedStep(
-                step=None if one.step < 0 else one.step,
-                packets=one.packets,
-                whole=one.whole,
-                ended=one.ended,
-                missing=one.missing,
-                not_captured=one.not_captured,
-            )
+            SalvagedStep(**{**one._asdict(), "step": None if one.step < 0 else one.step})
             for one in steps
         ),
         damaged=raw.damaged,

@@ -442,7 +442,7 @@ class InstrumentationConfig:
                 "embeddings": the vectors of token ids. "final_norm": what the norm behind the last
                 layer returns. "unembedding": the logits.
             layers: numbers of layers, from 0; negative ones count from the end. None: all that
-                have the site.
+                have the site. Without effect on "embeddings", "final_norm" and "unembedding".
             stack: a part of the name of the list of layers, for models with several, such as
                 "decoder".
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from torch import nn
 
 from ..core.tensors.model_sites import attention_blocks, layers_of, mlps_of
-from ..core.tensors.modules import adapter_advice, has_forward, original_name
+from ..core.tensors.modules import adapter_advice, has_forward, modules_by_name
 from ..errors import InvalidArgumentError
 from .heads import attention_heads
 from .sites import Site
@@ -55,7 +55,7 @@ def sites_of(
         named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
         names = named[kind](model)
         if kind in ("attention", "mlp"):
-            modules = _named(model)
+            modules = modules_by_name(model)
             found = [_added(modules, name) for name in names]
         else:
             found = [Site(name) for name in names]
@@ -72,22 +72,16 @@ def sites_of(
     return [Site.of(site, positions=place) for site in found for place in places]
 
 
-def _named(model: nn.Module) -> dict[str, nn.Module]:
-    return {original_name(raw): module for raw, module in model.named_modules()}
-
-
 def _modules(model: nn.Module) -> list[str]:
     return [
-        original_name(name)
-        for name, module in model.named_modules()
-        if original_name(name)
-        and has_forward(module)
-        and next(module.parameters(), None) is not None
+        name
+        for name, module in modules_by_name(model).items()
+        if name and has_forward(module) and next(module.parameters(), None) is not None
     ]
 
 
 def _attention(model: nn.Module) -> list[str]:
-    return list(attention_heads(model)) or attention_blocks(model)
+    return list(attention_heads(model)) or attention_blocks(modules_by_name(model))
 
 
 def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
@@ -103,11 +97,12 @@ def _added(modules: Mapping[str, nn.Module], name: str) -> Site:
 
 
 def _layers(model: nn.Module) -> list[str]:
-    return layers_of(model, _attention(model))
+    return layers_of(modules_by_name(model), _attention(model))
 
 
 def _mlps(model: nn.Module) -> list[str]:
-    return mlps_of(model, _attention(model))
+    attention, modules = _attention(model), modules_by_name(model)
+    return mlps_of(modules, layers_of(modules, attention), attention)
 
 
 def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
@@ -117,7 +112,7 @@ def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     at position 7. Other sites have the captured name of their tensor. So have heads and blocks in
     models where two attention modules have the same number, as in an encoder and a decoder.
     """
-    modules = _named(model)
+    modules = modules_by_name(model)
     attention = _numbers(_attention(model))
     mlps = _numbers([_added(modules, name).layer for name in _mlps(model)])
     return tuple(_name(site, attention, mlps) for site in sites)

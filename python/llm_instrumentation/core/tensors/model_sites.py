@@ -14,7 +14,7 @@ from .modules import (
     has_forward,
     is_attention,
     leaf_of,
-    original_name,
+    modules_by_name,
     parent_of,
     parents_of,
     uncompiled,
@@ -30,8 +30,6 @@ _MLPS = (
     "DenseReluDense", "mlp", "feed_forward", "ffn_output", "ffn", "ff", "block_sparse_moe", "fc2",
     "output",
 )  # fmt: skip
-# Models whose layers return one of several streams, the sum of which is none of a layer's tensors.
-_SEVERAL_STREAMS = "Reformer"
 _NORM = re.compile(r"norm", re.IGNORECASE)
 # Norms of queries and keys, which lie inside an attention block that is not normed as a whole.
 _INNER_NORM = re.compile(r"^(q|k|v|kv|query|key|value)_|sub_?norm|inner", re.IGNORECASE)
@@ -43,21 +41,22 @@ _SEVERAL_STREAMS = "Reformer"
 
 def sites_of_model(model: nn.Module) -> ModelSites:
     """Finds the sites of a model by the names and classes of its modules."""
-    modules = _named(model)
-    attention = attention_blocks(model)
-    mlps = mlps_of(model, attention)
+    modules = modules_by_name(model)
+    attention = attention_blocks(modules)
+    layers = layers_of(modules, attention)
+    mlps = mlps_of(modules, layers, attention)
     names = {id(module): name for name, module in reversed(modules.items())}
     # The part of a model of transformers that is without a head.
     base = names.get(id(getattr(uncompiled(model), "base_model", None)), "")
     lists: dict[str, list[str]] = {}
-    for layer in layers_of(model, attention):
+    for layer in layers:
         # XLM has a list of attention blocks and a list of norms, and no layers.
         if layer not in attention:
             lists.setdefault(parent_of(layer), []).append(layer)
     if type(uncompiled(model)).__name__.startswith(_SEVERAL_STREAMS):
         lists = {}
     stacks = tuple(
-        _stack(modules, name, layers, attention, mlps, base) for name, layers in lists.items()
+        _stack(modules, name, of_list, attention, mlps, base) for name, of_list in lists.items()
     )
     given, made = (
         names.get(id(_asked(model, method)))
@@ -66,9 +65,12 @@ def sites_of_model(model: nn.Module) -> ModelSites:
     return ModelSites(stacks, given, made)
 
 
-def attention_blocks(model: nn.Module) -> list[str]:
-    """The names of the attention blocks of a model, without blocks inside of blocks."""
-    modules = _named(model)
+def attention_blocks(modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the attention blocks of a model, without blocks inside of blocks.
+
+    Args:
+        modules: all modules of the model, see :func:`modules_by_name`.
+    """
     blocks: dict[str, None] = {}
     for name, module in modules.items():
         if has_forward(module) and is_attention(name, module) and not _inside(name, blocks):
@@ -78,7 +80,7 @@ def attention_blocks(model: nn.Module) -> list[str]:
     return named or list(blocks)
 
 
-def layers_of(model: nn.Module, attention: Sequence[str]) -> list[str]:
+def layers_of(modules: Mapping[str, nn.Module], attention: Sequence[str]) -> list[str]:
     """The entries of the outermost lists of modules that hold attention.
 
     In a hybrid model some layers of the list have another mixer in its place. Of a model without
@@ -86,7 +88,7 @@ def layers_of(model: nn.Module, attention: Sequence[str]) -> list[str]:
     """
     entries: dict[str, list[str]] = {}
     alike: list[list[str]] = []
-    for name, module in _named(model).items():
+    for name, module in modules.items():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):
             continue
         prefix = f"{name}." if name else ""
@@ -107,16 +109,18 @@ def layers_of(model: nn.Module, attention: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def mlps_of(model: nn.Module, attention: Sequence[str]) -> list[str]:
+def mlps_of(
+    modules: Mapping[str, nn.Module], layers: Sequence[str], attention: Sequence[str]
+) -> list[str]:
     """The feed-forward block of each layer that has one, or its last module."""
-    layers: dict[str, dict[str, list[str]]] = {one: {} for one in layers_of(model, attention)}
+    within: dict[str, dict[str, list[str]]] = {layer: {} for layer in layers}
     blocks = dict.fromkeys(attention)
-    for name, module in _named(model).items():
+    for name, module in modules.items():
         if leaf_of(name) in _MLPS and has_forward(module) and not _inside(name, blocks):
             for layer in parents_of(name):
-                if layer in layers:
-                    layers[layer].setdefault(leaf_of(name), []).append(name)
-    wanted = (next((of[one] for one in _MLPS if one in of), None) for of in layers.values())
+                if layer in within:
+                    within[layer].setdefault(leaf_of(name), []).append(name)
+    wanted = (next((of[one] for one in _MLPS if one in of), None) for of in within.values())
     return [min(found, key=len) for found in wanted if found]
 
 
@@ -204,10 +208,6 @@ def _final_norm(modules: Mapping[str, nn.Module], layers: str, base: str) -> str
         if norms or around in (base, ""):
             return norms[0] if len(norms) == 1 else None
         inside, around = around, parent_of(around)
-
-
-def _named(model: nn.Module) -> dict[str, nn.Module]:
-    return {original_name(raw): module for raw, module in model.named_modules()}
 
 
 def _asked(model: nn.Module, method: str) -> object:

@@ -16,6 +16,7 @@ __all__ = [
     "is_attention",
     "leaf_of",
     "mlp_test",
+    "modules_by_name",
     "original_name",
     "parent_of",
     "parents_of",
@@ -70,6 +71,11 @@ def adapter_advice(model: nn.Module) -> str:
 def original_name(name: str) -> str:
     """A module's name in the model, without the parts that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules of a model by their names without the parts that ``torch.compile`` adds."""
+    return {original_name(raw): module for raw, module in model.named_modules()}
 
 
 def has_forward(module: nn.Module) -> bool:

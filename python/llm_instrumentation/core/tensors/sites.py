@@ -92,8 +92,7 @@ class ModelSites:
         Args:
             kind: which site.
             layers: numbers of layers, from 0; negative ones count from the end. None: all that have
-                the site. Not for "embeddings" and "unembedding", and without effect on
-                "final_norm".
+                the site. Without effect on "embeddings", "final_norm" and "unembedding".
             stack: a part of the name of the stack of layers, such as "decoder". None: the model has
                 one.
 
