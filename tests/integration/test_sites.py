@@ -150,7 +150,8 @@ def test_sites_are_what_a_pass_of_the_model_shows(model_type):
 OTHERS = {
     "deepseek_v4": "is not added", "dory": "is not added|does not return", "hy_v4": "is not added",
     "hy_v4_vl": "is not added", "maskformer": "is not added", "maskformer-swin": "is not added",
-    "pegasus_x": r"layers\.1\.self_attn is not added", "pvt_v2": "does not return", "regnet": "is not added", "swiftformer": "is not added",
+    "pegasus_x": r"layers\.1\.self_attn is not added", "pvt_v2": "does not return",
+    "regnet": "is not added", "swiftformer": "is not added",
     "swin2sr": "is not added", "swinv2": "is not added", "trocr": "does not run",
     "yolos": "does not return", "zaya": "is not added",
 }  # fmt: skip
