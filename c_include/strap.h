@@ -333,10 +333,15 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
 
 /*
  * Registers a request that a server answers, and returns its id for strap_tensor.request: 1 or
- * more. NAME has 1 to 65,536 bytes. name_len is in bytes, so NAME need not end in a zero. The same
- * name gives the same id.
+ * more. NAME has 1 to 65,536 bytes. name_len is in bytes, so NAME need not end in a zero.
  *
- * The session keeps the names of all requests: NO_MEMORY beyond 64 MiB.
+ * The session keeps the newest names, up to 64 MiB, and counts each with 128 bytes more. The same
+ * name gives the same id until other names have taken 32 MiB, and after that a new id. An id is valid
+ * for at least the next 32 MiB of names. strap_enqueue answers INVALID_ARGUMENT to an id that is
+ * forgotten, so register the name of a request that goes on for long again.
+ *
+ * Errors: INVALID_ARGUMENT (NAME), NO_MEMORY (tensors of the names that are to be forgotten wait for
+ * staging memory, or 2^32 - 1 ids were given).
  */
 strap_status strap_request(strap_session session, const char *name, size_t name_len,
                            uint32_t *request, strap_error *error);

@@ -65,7 +65,8 @@ int intake_take(strap_session session, const strap_tensor *t, uint64_t thread, i
   const uint32_t data = in->used + round_up(sizeof(struct intake_tensor) + lengths);
   const uint32_t next = data + round_up(bytes);
   const int taken = in->session == session && !in->held && t->layer < in->layers &&
-                    t->request <= in->requests && next <= INTAKE_BYTES;
+                    (t->request == 0 || (t->request >= in->least && t->request <= in->requests)) &&
+                    next <= INTAKE_BYTES;
   if (taken) {
     struct intake_tensor *own = (struct intake_tensor *)(in->buffer + in->used);
     *own = (struct intake_tensor){thread,  time_ns,  t->step, t->token, t->layer,
@@ -87,7 +88,7 @@ struct intake *intake_open(strap_session session) {
   if (is_free) {
     in->session = session;
     in->buffer = buffers[in - intakes];
-    in->layers = in->requests = in->used = 0;
+    in->layers = in->least = in->requests = in->used = 0;
     in->held = 0;
     __atomic_store_n(&in->bytes, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&in->tensors, 0, __ATOMIC_RELAXED);
@@ -112,10 +113,11 @@ void intake_close(strap_session session) {
   pthread_mutex_unlock(&in->lock);
 }
 
-void intake_admit(strap_session session, uint32_t layers, uint32_t requests) {
+void intake_admit(strap_session session, uint32_t layers, uint32_t least, uint32_t requests) {
   struct intake *in = lock_own(session);
   if (in == NULL) return;
   in->layers = layers;
+  in->least = least;
   in->requests = requests;
   pthread_mutex_unlock(&in->lock);
 }

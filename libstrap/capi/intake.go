@@ -42,8 +42,8 @@ func openIntake(id uint64) (uint64, session.IntakeBuffer) {
 
 func closeIntake(id uint64) { C.intake_close(C.strap_session(id)) }
 
-func (b *intakeBuffer) Admit(layers, requests uint32) {
-	C.intake_admit(b.session, C.uint32_t(layers), C.uint32_t(requests))
+func (b *intakeBuffer) Admit(layers, least, requests uint32) {
+	C.intake_admit(b.session, C.uint32_t(layers), C.uint32_t(least), C.uint32_t(requests))
 }
 
 func (b *intakeBuffer) Taken() (tensors, bytes uint64) {

@@ -24,7 +24,7 @@ struct intake {
   pthread_mutex_t lock;
   strap_session session; /* 0: none */
   uint32_t layers;       /* takes tensors of the layers below this id */
-  uint32_t requests;     /* takes tensors of the requests up to this id */
+  uint32_t least, requests; /* takes tensors of no request, and of those from one id to the other */
   int held;              /* takes no tensor until intake_resume */
   char *buffer;          /* INTAKE_BYTES. While held, Go reads it without the lock */
   uint32_t used;         /* bytes of the buffer */
@@ -40,7 +40,7 @@ int intake_take(strap_session session, const strap_tensor *tensor, uint64_t thre
  * session without an intake. */
 struct intake *intake_open(strap_session session);
 void intake_close(strap_session session);
-void intake_admit(strap_session session, uint32_t layers, uint32_t requests);
+void intake_admit(strap_session session, uint32_t layers, uint32_t least, uint32_t requests);
 uint32_t intake_hold(strap_session session); /* take no tensor; returns the bytes used */
 void intake_resume(strap_session session);   /* empty the buffer, and take tensors again */
 

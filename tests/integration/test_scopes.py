@@ -16,6 +16,8 @@ from llm_instrumentation import (
     capture_activations,
     for_request,
 )
+from llm_instrumentation._native import Session
+from llm_instrumentation.errors import StrapError
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
@@ -174,16 +176,34 @@ def test_invalid_names_of_requests_are_refused(name, error):
         pass
 
 
-def test_names_that_find_no_room_are_left_out_with_one_warning(path):
+def test_a_server_names_requests_without_end(path):
+    """The oldest names are forgotten, and one that comes back is registered again."""
+    model = nn.Identity()
+    names = [f"{n:065536}" for n in range(1100)]
+    with capture_activations(model, path):
+        for name in [*names, names[0]]:
+            with for_request(name):
+                model(torch.zeros(3))
+    with ActivationReader(path) as reader:
+        assert [row.request for row in reader] == [*names, names[0]]
+
+
+def test_names_that_find_no_room_are_left_out_with_one_warning(path, monkeypatch):
+    def full(session, name):
+        raise StrapError("no room")
+
     model = nn.Identity()
     with pytest.warns(RuntimeWarning) as told, capture_activations(model, path):
-        for n in range(1026):
-            with for_request(f"{n:065536}"):
+        with for_request("kept"):
+            model(torch.zeros(3))
+        monkeypatch.setattr(Session, "request", full)
+        for name in ("left out", "too"):
+            with for_request(name):
                 model(torch.zeros(3))
     (message,) = [str(warning.message) for warning in told]
-    assert f"leaves out the name of request '{0:0200}', and further names without" in message
+    assert "leaves out the name of request 'left out', and further names without" in message
     with ActivationReader(path) as reader:
-        assert [row.request is None for row in reader] == [False] * 1024 + [True] * 2
+        assert [row.request for row in reader] == ["kept", None, None]
 
 
 def test_a_scope_that_does_not_exist(model, path):

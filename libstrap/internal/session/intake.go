@@ -30,24 +30,27 @@ type intake struct {
 
 	passed atomic.Uint64 // tensors that were taken and no longer wait
 
-	mu               mutex[intakeRank] // guards what follows, and all calls of buffer except Taken
-	kept             []*entry          // notes behind all tensors that wait
-	layers, requests uint32            // that the buffer admits
-	isShut           bool
-	drained          bool // the intake was emptied since the last tick
+	mu              mutex[intakeRank] // guards what follows, and all calls of buffer except Taken
+	kept            []*entry          // notes behind all tensors that wait
+	layers          uint32            // that the buffer admits, as below
+	least, requests uint32
+	isShut          bool
+	drained         bool // the intake was emptied since the last tick
 }
 
 func newIntake(buffer IntakeBuffer) *intake {
 	return &intake{buffer: buffer, draining: make(chan struct{}, 1)}
 }
 
-// admit lets tensors of the layers below one id and of the requests up to another wait here.
-func (in *intake) admit(layers, requests uint32) {
+// admit lets tensors of the layers below one id wait here, and of no request or of those from one id
+// to another.
+func (in *intake) admit(layers, least, requests uint32) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.layers, in.requests = max(in.layers, layers), max(in.requests, requests)
+	in.layers = max(in.layers, layers)
+	in.least, in.requests = max(in.least, least), max(in.requests, requests)
 	if in.buffer != nil && !in.isShut {
-		in.buffer.Admit(in.layers, in.requests)
+		in.buffer.Admit(in.layers, in.least, in.requests)
 	}
 }
 
@@ -57,7 +60,7 @@ func (in *intake) shut() {
 	defer in.mu.Unlock()
 	in.isShut = true
 	if in.buffer != nil {
-		in.buffer.Admit(0, 0)
+		in.buffer.Admit(0, 0, 0)
 	}
 }
 

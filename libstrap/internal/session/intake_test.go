@@ -22,6 +22,7 @@ type shelf struct {
 	at       int // Next describes this one
 	held     bool
 	layers   uint32
+	least    uint32
 	requests uint32
 	taken    uint64
 	bytes    uint64
@@ -33,7 +34,7 @@ type shelf struct {
 func (f *shelf) put(x *Tensor) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.held || x.Layer >= f.layers || x.Request > f.requests {
+	if f.held || x.Layer >= f.layers || x.Request != 0 && (x.Request < f.least || x.Request > f.requests) {
 		return false
 	}
 	f.tensors = append(f.tensors, *x)
@@ -42,10 +43,10 @@ func (f *shelf) put(x *Tensor) bool {
 	return true
 }
 
-func (f *shelf) Admit(layers, requests uint32) {
+func (f *shelf) Admit(layers, least, requests uint32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.layers, f.requests = layers, requests
+	f.layers, f.least, f.requests = layers, least, requests
 }
 
 func (f *shelf) Taken() (tensors, bytes uint64) {
@@ -76,7 +77,7 @@ func (f *shelf) Next(t *Tensor) bool {
 	return true
 }
 
-func (f *shelf) Close() { f.Admit(0, 0) }
+func (f *shelf) Close() { f.Admit(0, 0, 0) }
 
 // shelved opens a capture with a room f. small(i, n) puts a tensor of step i there, whose n elements
 // are i.

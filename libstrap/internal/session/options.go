@@ -97,9 +97,9 @@ type Options struct {
 // IntakeBuffer is memory in which small tensors wait. The host copies them there without entering
 // this package. Each is contiguous, not converted, and has elements of at most 16 KiB.
 type IntakeBuffer interface {
-	// Admit lets the buffer take tensors of the layers below this id, and of the requests up to this
-	// id. With layers 0 it takes no tensor.
-	Admit(layers, requests uint32)
+	// Admit lets the buffer take tensors of the layers below this id that are of no request, or of
+	// one from least to requests. With layers 0 it takes no tensor.
+	Admit(layers, least, requests uint32)
 	// Taken returns how many tensors were taken, and the bytes of their elements. It works after
 	// Close too. All threads may call it, also under locks.
 	Taken() (tensors, bytes uint64)

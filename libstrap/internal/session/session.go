@@ -302,19 +302,25 @@ func (s *Session) forDump(timeout time.Duration) (o Options, err error) {
 func (s *Session) Layer(model, name, path string) (uint32, error) {
 	id, err := s.names.addLayer(model, name, path)
 	if err == nil {
-		s.intake.admit(id+1, 0)
+		s.intake.admit(id+1, 0, 0)
 	}
 	return id, err
 }
 
 // Request registers a request that tensors are made for and returns its id, from 1 on. The same
-// name gives the same id.
+// name gives the same id until the names that came after it take half of maxNames. Then the next
+// registration gives it a new one. The old id is valid until they take all of it.
 func (s *Session) Request(name string) (uint32, error) {
-	id, err := s.names.addRequest(name)
-	if err == nil {
-		s.intake.admit(0, id)
+	added, err := s.names.addRequest(name, s.intake.passed.Load())
+	if err != nil {
+		return 0, err
 	}
-	return id, err
+	s.intake.admit(0, added.least, added.id)
+	if added.turned {
+		tensors, _ := s.intake.taken()
+		s.names.setWaited(tensors)
+	}
+	return added.id, nil
 }
 
 // Enqueue captures a tensor: when it returns nil, the caller may change the elements. It waits at

@@ -41,7 +41,7 @@ def for_request(name: str) -> Iterator[None]:
     that begin in the block. An inner block replaces the name. So a server can use one capture for
     all requests and separate their rows later.
 
-    A capture keeps all names in memory, up to 64 MiB. Rows after that have no name, with a warning.
+    A capture keeps the newest names in memory, up to 64 MiB, so a server may go on naming requests.
 
     Args:
         name: 1 to 65,536 bytes of UTF-8 without zero bytes; the ``request`` of the index rows.
