@@ -47,8 +47,9 @@ examples: $(VENV)/.traced-examples ## Run examples: resume, compare dtypes, a sl
 sae: $(VENV)/.sae ## Train a sparse autoencoder on a small language model's capture
 	HF_HUB_OFFLINE=1 $(PY) examples/sparse_autoencoder.py
 
-circuit: $(VENV)/.circuits ## Find the induction heads of a small model trained for it
+circuit: $(VENV)/.circuits ## Train two small models, and find their circuits
 	HF_HUB_OFFLINE=1 $(PY) examples/induction_heads.py
+	HF_HUB_OFFLINE=1 $(PY) examples/indirect_object.py
 
 llama-cpp: $(VENV)/.examples $(LIB) ## Capture a model in llama.cpp, and compare it with transformers
 	$(TOOLS) && HF_HUB_OFFLINE=1 $(PY) examples/llama_cpp/side_by_side.py

@@ -74,6 +74,20 @@ def test_the_heads_that_repeat_a_text(tmp_path):
     assert (tmp_path / "induction.html").exists()
 
 
+def test_the_name_that_gets_the_letter(tmp_path):
+    """The circuit reads the name that is said again, and a head looks at it."""
+    said = example("indirect_object.py", "--steps", "300", "--output-dir", tmp_path, cwd=tmp_path)
+    model, corrupted, circuit = map(
+        float, re.search(r"model (\S+), corrupted (\S+), circuit (\S+)", said).groups()
+    )
+    assert corrupted < 0 < model / 2 < circuit
+    edges = re.findall(r"^ +[+-]\d+\.\d+  (\S+)$", said, re.MULTILINE)
+    assert all("@end" in edge and ("input@again" in edge or "logits" in edge) for edge in edges)
+    one, two, again = map(int, re.findall(r"gives (\d+)% of its attention", said))
+    assert again > one + two
+    assert (tmp_path / "indirect_object.html").exists()
+
+
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 
 
