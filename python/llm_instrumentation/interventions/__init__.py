@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from .nodes import sites_of
     from .patching import ablation, activation_patching
-    from .prompts import Prompts
+    from .prompts import Prompts, SpanError
     from .sites import Site
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "MetricError",
     "Prompts",
     "Site",
+    "SpanError",
     "UnusedEditError",
     "ablation",
     "accuracy",
@@ -86,6 +87,7 @@ __getattr__, __dir__ = lazy(
         "MetricError": ".metrics",
         "Prompts": ".prompts",
         "Site": ".sites",
+        "SpanError": ".prompts",
         "UnusedEditError": ".installed",
         "ablation": ".patching",
         "accuracy": ".metrics",

@@ -164,6 +164,12 @@ def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
         raise InvalidArgumentError(
             f"position = {position}: the logits have {logits.shape[1]} positions"
         )
+    if not batch.has_equal_lengths and not (real := batch.real_tokens()[:, position]).all():
+        number = int(batch.places[int((~real).nonzero()[0])])
+        raise InvalidArgumentError(
+            f"position = {position}: example {number} has padding there in its {batch.text} text: "
+            "give None for the last token of each text"
+        )
     return widened(logits[:, position])
 
 

@@ -65,6 +65,7 @@ def check_given(prompts: Prompts, metric: Metric, batch_size: int = 1) -> None:
     """
     Raises:
         InvalidArgumentError: an argument is of another type, or out of its range.
+        UnsupportedError: the spans of pairs stand in different columns.
     """
     if not isinstance(prompts, Prompts):
         raise InvalidArgumentError(f"prompts is a {type(prompts).__name__}: give Prompts(...)")
@@ -75,6 +76,12 @@ def check_given(prompts: Prompts, metric: Metric, batch_size: int = 1) -> None:
         )
     if batch_size < 1:
         raise InvalidArgumentError(f"batch_size = {batch_size}: give at least 1")
+    if prompts.corrupted_spans is not None:
+        raise UnsupportedError(
+            "the spans of the clean and the corrupted texts stand in different columns, and values "
+            "are exchanged column by column: give pairs of equal lengths, with spans in the same "
+            "columns"
+        )
 
 
 def check_gradients(model: nn.Module, metric: Metric) -> None:
