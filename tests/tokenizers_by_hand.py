@@ -52,7 +52,9 @@ def sentencepiece(words: list[str], *, begin: bool = True) -> Any:
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", split=True)
-    made.decoder = decoders.Metaspace("▁", "never", split=True)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return _fast(made, begin)
 
 

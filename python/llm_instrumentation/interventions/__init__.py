@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         cross_entropy,
         kl_divergence,
         logit_difference,
+        probability_difference,
     )
     from .nodes import sites_of
     from .patching import ablation, activation_patching
@@ -64,6 +65,7 @@ __all__ = [
     "mean",
     "minimality",
     "noise",
+    "probability_difference",
     "register_decoder",
     "register_heads",
     "replace",
@@ -107,6 +109,7 @@ __getattr__, __dir__ = lazy(
         "mean": ".edits",
         "minimality": ".circuits",
         "noise": ".edits",
+        "probability_difference": ".metrics",
         "register_decoder": ".decoders",
         "register_heads": ".heads",
         "replace": ".edits",

@@ -1,7 +1,8 @@
-"""Roles: spans of both texts of a pair, found by ranges of characters or of tokens."""
+"""Roles: spans of both texts of a pair, found by templates, or ranges of characters or tokens."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
-    "Marked", "Range", "SpanError", "Unit", "check_roles", "marked", "span_masks", "tokens_of"
+    "Marked", "Range", "SpanError", "Unit", "check_roles", "filled", "marked", "span_masks",
+    "tokens_of",
 ]  # fmt: skip
 
 #: The span of the last token of each text.
@@ -46,6 +48,36 @@ class _Located(NamedTuple):
 
     columns: dict[str, list[int]]
     tokens: list[str]
+
+
+def filled(template: str, fields: Mapping[str, str], what: str) -> Marked:
+    """Fills a template. The spans are the characters of each field.
+
+    Raises:
+        InvalidArgumentError: the template has other fields than are given, or formats; a text is
+            empty. The message begins with `what`.
+    """
+    text, ranges = "", dict[str, list[Range]]()
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{what}: {template!r} is no template: {error}") from error
+    for literal, name, form, conversion in parsed:
+        text += literal
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise InvalidArgumentError(
+                f"{what}: {template!r} has the field {name!r}: give names alone, as {{subject}}"
+            )
+        value = fields.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidArgumentError(f"{what}: {name!r} is {value!r}: give a text for each field")
+        ranges.setdefault(name, []).append((len(text), len(text) + len(value)))
+        text += value
+    if unknown := sorted(set(fields) - set(ranges)):
+        raise InvalidArgumentError(f"{what}: the template {template!r} has no field {unknown[0]!r}")
+    return Marked(text, ranges)
 
 
 def marked(

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError, UnsupportedError
-from ._roles import SpanError, Unit, check_roles, marked, span_masks
-from ._templates import filled
+from ._roles import SpanError, Unit, check_roles, filled, marked, span_masks
 
 if TYPE_CHECKING:
     from .sites import Indices, Mask
