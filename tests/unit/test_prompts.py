@@ -260,7 +260,7 @@ def test_what_cannot_be_aligned_is_refused_with_its_tokens(template, clean, corr
 
 
 def test_templates_of_other_fields_are_refused():
-    with pytest.raises(InvalidArgumentError, match="all templates need the same fields"):
+    with pytest.raises(InvalidArgumentError, match="all templates and texts need the same fields"):
         Prompts.of_template(
             tokenizer_of(), ["{subject} met", "{object} met"],
             [{"subject": "Mary"}, {"object": "Mary"}], [{"subject": "Anna"}, {"object": "Anna"}],

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
         cross_entropy,
         kl_divergence,
         logit_difference,
+        probability_difference,
     )
     from .nodes import sites_of
     from .patching import ablation, activation_patching
-    from .prompts import Prompts
+    from .prompts import Prompts, SpanError
     from .sites import Site
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "MetricError",
     "Prompts",
     "Site",
+    "SpanError",
     "UnusedEditError",
     "ablation",
     "accuracy",
@@ -63,6 +65,7 @@ __all__ = [
     "mean",
     "minimality",
     "noise",
+    "probability_difference",
     "register_decoder",
     "register_heads",
     "replace",
@@ -86,6 +89,7 @@ __getattr__, __dir__ = lazy(
         "MetricError": ".metrics",
         "Prompts": ".prompts",
         "Site": ".sites",
+        "SpanError": ".prompts",
         "UnusedEditError": ".installed",
         "ablation": ".patching",
         "accuracy": ".metrics",
@@ -105,6 +109,7 @@ __getattr__, __dir__ = lazy(
         "mean": ".edits",
         "minimality": ".circuits",
         "noise": ".edits",
+        "probability_difference": ".metrics",
         "register_decoder": ".decoders",
         "register_heads": ".heads",
         "replace": ".edits",

@@ -13,7 +13,7 @@ from .._pages import drawing
 from ..analysis.figures import canvas
 from ..analysis.significance import width_remark
 from ..errors import InvalidArgumentError
-from .sites import position_of
+from .sites import position_of, role_of
 
 with extra("report", "A figure"):
     import matplotlib
@@ -31,7 +31,9 @@ _SIGNED = "RdBu"
 
 def plot_effects(effects: Effects, ax: Axes | None, tokenizer: Any) -> Axes:
     """See `Effects.plot`."""
-    heads = any(site.head is not None for site in effects.sites)
+    roles = [role_of(site) for site in effects.sites]
+    has_roles = all(role is not None for role in roles)
+    heads = any(site.head is not None for site in effects.sites) and not has_roles
     positions = [position_of(site) for site in effects.sites]
     has_map = not heads and all(position is not None for position in positions)
     if tokenizer is not None and not has_map:
@@ -39,6 +41,9 @@ def plot_effects(effects: Effects, ax: Axes | None, tokenizer: Any) -> Axes:
             "tokenizer is for a map of positions, and these sites have none: give positions to "
             "sites_of, or leave tokenizer out"
         )
+    if has_roles:
+        rows = [name.rpartition("@")[0] for name in effects.nodes]
+        return _heat_map(effects, rows, [str(role) for role in roles], "Role", ax)
     if heads:
         columns = ["MLP" if site.head is None else str(site.head) for site in effects.sites]
         rows = [_layer(name) for name in effects.nodes]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,16 +33,16 @@ from .running.runs import (
     Kept,
     Run,
     Target,
+    check_exchanged,
     check_gradients,
     floats,
     frozen,
-    of_examples,
     runs_of,
     sites_to_measure,
     warn_of_flat,
 )
 from .running.spots import Spot
-from .sites import Site
+from .sites import Site, role_of
 
 __all__ = ["attribution_patching"]
 
@@ -91,7 +91,9 @@ def attribution_patching(
     Raises:
         InvalidArgumentError: (a ValueError) as for `activation_patching`; `steps` is below 1; with
             `steps`, the two inputs differ in more than token ids.
-        UnsupportedError: (a TypeError) as for `activation_patching`; the metric or the model has no
+        SpanError: (a ValueError) as for `activation_patching`.
+        UnsupportedError: (a TypeError) as for `activation_patching`; with `steps`, the texts of a
+            pair have unequal lengths; the metric or the model has no
             gradient, as accuracy, or a quantized model; a site has integers, or values that the
             examples share and that differ; with `steps`, the model has no known embeddings.
         MetricError: (a ValueError) the metric is not one finite number for each example.
@@ -99,7 +101,13 @@ def attribution_patching(
     nodes = sites_to_measure(model, prompts, metric, sites)
     runs = runs_of(prompts, batch_size, direction)
     check_gradients(model, metric)
+    check_exchanged(prompts, nodes)
     way = points(steps)
+    if steps is not None and not prompts.has_equal_lengths:
+        raise UnsupportedError(
+            "steps mix the token embeddings of both texts column by column, and the texts of a "
+            "pair have unequal lengths: leave steps out, or measure with activation_patching"
+        )
     embeddings = [] if steps is None else _embeddings(model, prompts)
     warn_of_flat(metric, steps, direction)
     effects = np.zeros((len(nodes), len(prompts)))
@@ -115,7 +123,7 @@ def attribution_patching(
         for run in runs:
             at = run.examples
             taps = _Taps(model, places, run, embeddings)
-            source[at] = floats(metric(taps.run_source(), run.batch))
+            source[at] = floats(metric(taps.run_source(), run.of_source))
             for number, (alpha, weight) in enumerate(way):
                 found = taps.run_base(metric, alpha, weight)
                 if number == 0:
@@ -158,6 +166,22 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
     return found
 
 
+class _Measured(NamedTuple):
+    """A site in a call of its module.
+
+    Attributes:
+        number: of the site.
+        part: its elements.
+        columns: of its head; None: all.
+        by_role: its values stand in other columns of the source run.
+    """
+
+    number: int
+    part: Part
+    columns: slice | None
+    by_role: bool
+
+
 class _ByTensor(dict[Site, list[tuple[int, Target]]]):
     """The sites of each tensor with their numbers, and the elements of each site."""
 
@@ -166,11 +190,13 @@ class _ByTensor(dict[Site, list[tuple[int, Target]]]):
         for number, node in enumerate(nodes):
             self.setdefault(node.whole, []).append((number, node))
         self.count = len(nodes)
-        self._masked = {node.whole for node in nodes if node.site.has_mask}
-        self._known: dict[Any, list[tuple[int, Part, slice | None]]] = {}
+        self._masked = {
+            node.whole for node in nodes if node.site.has_mask or role_of(node.site) is not None
+        }
+        self._known: dict[Any, list[_Measured]] = {}
 
-    def parts(self, whole: Site, call: Call, run: Run) -> list[tuple[int, Part, slice | None]]:
-        """Of each site in a call: its number, its elements, and the columns of its head.
+    def parts(self, whole: Site, call: Call, run: Run) -> list[_Measured]:
+        """The sites in a call.
 
         Batches of one shape share them, because there may be thousands.
         """
@@ -179,16 +205,20 @@ class _ByTensor(dict[Site, list[tuple[int, Target]]]):
         batch = run.number if whole in self._masked else -1
         key = (whole, call.call, call.tensor.shape, lengths, batch)
         if key not in self._known:
+            moved = run.batch.corrupted_spans is not None
             here = [
-                (number, node.spot, of_examples(node.site, run.examples))
+                (number, node, run.site(node.site))
                 for number, node in self[whole]
                 if node.site.includes(call.step, call.call)
             ]
             self._known[key] = [
-                (number, _part(spot, site, call), spot.columns)
-                for number, spot, site in here
+                _Measured(
+                    number, _part(node.spot, site, call), node.spot.columns,
+                    moved and role_of(node.site) is not None,
+                )
+                for number, node, site in here
                 if site is not None
-            ]
+            ]  # fmt: skip
         return self._known[key]
 
 
@@ -221,6 +251,8 @@ class _Taps:
         # Of each call of a tensor: the value in the source run; behind the first base run
         # the difference source - base.
         self._differences: dict[Site, list[Tensor]] = {}
+        # Of each call the difference where each role has the value of the source run's role.
+        self._by_role: dict[tuple[Site, int], Tensor] = {}
         # Of each call: the token embeddings of the two runs.
         self._sources: dict[Site, list[Tensor]] = {}
         self._bases: dict[Site, list[Tensor]] = {}
@@ -242,6 +274,16 @@ class _Taps:
         self._differences = kept.values
         return output
 
+    def _moved(self, whole: Site, call: Call, base: Tensor, source: Tensor) -> Tensor:
+        """The tensor of the base run, with the values of the source run at all roles."""
+        found = base
+        for role in self._run.batch.spans:
+            at = Site.of(whole, positions=role)
+            here, there = self._run.site(at), self._run.site(at, source=True)
+            assert here is not None and there is not None
+            found = call.part_at(here).put(found, call.part_at(there).take(source))
+        return found
+
     def run_base(self, metric: Metric, alpha: float, weight: float) -> Floats:
         """Runs forward and backward, and adds to the effects. Returns the metric.
 
@@ -260,7 +302,7 @@ class _Taps:
         ]
         with torch.enable_grad(), intervene(self._model, *edits):
             output = self._model(**self._run.base)
-            value = metric(output, self._run.batch)
+            value = metric(output, self._run.of_base)
         if self._places:
             _check_graph(output, value, metric)
             torch.autograd.grad(value.sum(), root, allow_unused=True)
@@ -288,25 +330,35 @@ class _Taps:
                 f"tensor: one has {[list(one.shape) for one in calls]}, the other "
                 f"{list(tensor.shape)} at call {call.call}"
             )
+        parts = self._places.parts(whole, call, self._run)
         if alpha == 0:
-            calls[call.call] = widened(calls[call.call]) - widened(tensor.detach())
+            here, there = widened(tensor.detach()), widened(calls[call.call])
+            if any(one.by_role for one in parts):
+                self._by_role[whole, call.call] = self._moved(whole, call, here, there) - here
+            calls[call.call] = there - here
         difference = calls[call.call]
+        moved = self._by_role.get((whole, call.call))
         shared = not tensor.dim() or len(tensor) % rows != 0
         if shared and bool(difference.any()):
             raise UnsupportedError(
                 f"{whole}: the tensor has the shape {list(tensor.shape)} for {rows} examples, and "
                 "differs in the two runs, so no example has a value of its own: use batch_size=1"
             )
-        parts = self._places.parts(whole, call, self._run)
 
         def measure(gradient: Tensor) -> None:
             if shared:
                 return
-            product = difference * gradient.to(difference.dtype)
-            summed: dict[int, Floats] = {}  # over columns, which sites of many positions share
-            for number, part, columns in parts:
-                key = -1 if columns is None else columns.start
+            gradient = gradient.to(difference.dtype)
+            products: dict[bool, Tensor] = {}
+            # Summed over columns, which sites of many positions share.
+            summed: dict[tuple[bool, int], Floats] = {}
+            for number, part, columns, by_role in parts:
+                key = by_role, -1 if columns is None else columns.start
                 if key not in summed:
+                    if by_role not in products:
+                        of = moved if by_role and moved is not None else difference
+                        products[by_role] = of * gradient
+                    product = products[by_role]
                     chosen = product if columns is None else product[..., columns]
                     summed[key] = floats(chosen.sum(-1) if chosen.dim() > 1 else chosen)
                 self.effects[number] += weight * part.sums(summed[key], rows)

@@ -31,7 +31,7 @@ from .paths.edge_space import EdgeBlock, EdgeSpace
 from .paths.residuals import Written, behind_norm, check_linear, linear, spread, written
 from .paths.spans import Spans
 from .prompts import Positions, Prompts
-from .running.runs import Floats, check_given
+from .running.runs import Floats, check_columns, check_given
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -352,6 +352,7 @@ class _CircuitRuns:
         positions: Positions, batch_size: int,
     ) -> None:  # fmt: skip
         check_given(prompts, metric, batch_size)
+        check_columns(prompts)
         if ablation not in get_args(Ablation):
             raise InvalidArgumentError(
                 f'ablation = {ablation!r}: give "corrupted", "mean" or "zero"'

@@ -30,7 +30,7 @@ from .paths.residuals import Written, check_linear, written
 from .paths.scores import Scores, add_products
 from .prompts import Direction, Positions, Prompts
 from .running.integration import points
-from .running.runs import check_given, check_gradients, frozen, warn_of_flat
+from .running.runs import check_columns, check_given, check_gradients, frozen, warn_of_flat
 
 __all__ = ["edge_attribution", "edge_patching"]
 
@@ -103,6 +103,7 @@ def edge_attribution(
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
+    check_columns(prompts)
     check_gradients(model, metric)
     warn_of_flat(metric, steps, "noising")
     if torch.is_inference_mode_enabled():
@@ -215,6 +216,7 @@ def edge_patching(
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
     check_given(prompts, metric, batch_size)
+    check_columns(prompts)
     graph = decoder(model)
     check_linear(graph)
     prompts.check_for(model)

@@ -96,6 +96,10 @@ class Call:
     def values(self) -> Tensor:
         return self.part.take(self.tensor)
 
+    def part_at(self, site: Site) -> Part:
+        """The elements of another site of the same tensor."""
+        return Part(dataclasses.replace(self.spot, site=site), self.tensor.shape, self.given)
+
     def generator(self, seed: int, *of: object) -> torch.Generator:
         """A generator of random numbers for a seed and further values."""
         key = hashlib.blake2b(repr((seed, *of)).encode(), digest_size=8).digest()
@@ -109,11 +113,13 @@ class Edit:
     Attributes:
         site: what is changed.
         kind: the name of the function that made it.
+        by_column: its values are those of the same columns in other examples.
     """
 
     site: Site
     kind: str
     _change: Callable[[Call], Tensor] = dataclasses.field(repr=False)
+    by_column: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}({self.site})"
@@ -270,7 +276,7 @@ def mean(
         batch = call.part.batch(call.tensor)
         return call.part.take_of_batch(found.expand(batch.shape))
 
-    return Edit(Site.of(site, **where), "mean", change)
+    return Edit(Site.of(site, **where), "mean", change, by_column=over == "sequences")
 
 
 def _own_mean(call: Call, over: str) -> Tensor:
@@ -356,7 +362,7 @@ def resample(
         donors[order] = order.roll(1)
         return call.part.take_of_batch(batch[donors.to(batch.device)])
 
-    return Edit(Site.of(site, **where), "resample", change)
+    return Edit(Site.of(site, **where), "resample", change, by_column=True)
 
 
 def _drawn(call: Call, of: Source, batch: Tensor, seed: int) -> Tensor:

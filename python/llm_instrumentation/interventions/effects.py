@@ -27,7 +27,7 @@ from .metrics import Metric
 from .nodes import node_names
 from .prompts import Direction, Prompts
 from .running.runs import Floats, Target, model_name, versions
-from .sites import Site, position_of
+from .sites import Site, position_of, role_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,9 +175,9 @@ class Effects:
         """A table with a row for each node, in their order.
 
         Returns:
-            node; layer, the captured name of the site's module; head, head_input and position, or
-            missing; effect, the mean over the examples; low and high, the ends of a 95 % interval,
-            NaN if there is one example.
+            node; layer, the captured name of the site's module; head, head_input, position and role
+            (the span of the prompts), or missing; effect, the mean over the examples; low and high,
+            the ends of a 95 % interval, NaN if there is one example.
 
         Raises:
             MissingExtraError: pandas is not installed; the extra "report" brings it.
@@ -192,6 +192,7 @@ class Effects:
             "head": [site.head for site in self.sites],
             "head_input": [site.head_input for site in self.sites],
             "position": [position_of(site) for site in self.sites],
+            "role": [role_of(site) for site in self.sites],
             "effect": self.mean,
             "low": low,
             "high": high,
@@ -234,7 +235,8 @@ class Effects:
 
         Heads are a heat map with a row for each layer and a column for each head, and one for the
         feed-forward blocks if they are there too. Sites of one position each have a column for each
-        position. Other sites are bars, with their 95 % intervals.
+        position, and sites of spans of the prompts, heads too, a column for each span. Other sites
+        are bars, with their 95 % intervals.
 
         Args:
             ax: the axes to draw to; None makes a figure.

@@ -22,6 +22,7 @@ from .edits import Call, Edit
 from .running.forwards import Forwards
 from .running.places import Places
 from .running.spots import Spot, resolve
+from .sites import role_of
 
 __all__ = ["Applied", "UnusedEditError", "intervene"]
 
@@ -102,6 +103,11 @@ def intervene(
         if not isinstance(edit, Edit):
             raise InvalidArgumentError(
                 f"{edit!r} is no edit: give zero(...), replace(...) and so on"
+            )
+        if (role := role_of(edit.site)) is not None:
+            raise InvalidArgumentError(
+                f"{edit}: positions = {role!r} is a span of prompts, and intervene has none: give "
+                f"positions=prompts.spans[{role!r}]"
             )
     check_model(model)
     spots = resolve(model, [edit.site for edit in edits])

@@ -20,6 +20,7 @@ __all__ = [
     "kl_divergence",
     "logit_difference",
     "logits_of",
+    "probability_difference",
 ]
 
 
@@ -164,6 +165,12 @@ def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
         raise InvalidArgumentError(
             f"position = {position}: the logits have {logits.shape[1]} positions"
         )
+    if not batch.has_equal_lengths and not (real := batch.real_tokens()[:, position]).all():
+        number = int(batch.places[int((~real).nonzero()[0])])
+        raise InvalidArgumentError(
+            f"position = {position}: example {number} has padding there in its {batch.text} text: "
+            "give None for the last token of each text"
+        )
     return widened(logits[:, position])
 
 
@@ -203,6 +210,36 @@ def logit_difference(
         return _gathered(at, batch.label(correct)) - _gathered(at, batch.label(wrong))
 
     return _of_one_position("logit difference", difference)
+
+
+def probability_difference(
+    correct: str = "correct", wrong: str = "wrong", *, position: int | None = None
+) -> Metric:
+    """The probability of all correct tokens together minus that of all wrong ones, within -1 and 1.
+
+    Args:
+        correct: a label of the prompts: token ids [examples], or [examples, several]. Ids of -1 are
+            left out, so examples may have different numbers of them.
+        wrong: likewise.
+        position: as for `logit_difference`.
+    """
+
+    def difference(logits: Tensor, batch: Prompts) -> Tensor:
+        at = _at(logits, batch, position).softmax(-1)
+        return _summed(at, batch.label(correct)) - _summed(at, batch.label(wrong))
+
+    return _of_one_position("probability difference", difference)
+
+
+def _summed(values: Tensor, ids: Tensor) -> Tensor:
+    """The sum over the tokens of each example whose ids are not -1: [batch]."""
+    if not bool(((ids >= -1) & (ids < values.shape[-1])).all()):
+        raise InvalidArgumentError(
+            f"a label has token ids from {int(ids.min())} to {int(ids.max())}, the model has "
+            f"{values.shape[-1]}; -1 leaves one out"
+        )
+    several = (ids if ids.dim() == 2 else ids[:, None]).to(values.device)
+    return (values.gather(1, several.clamp(min=0)) * (several >= 0)).sum(1)
 
 
 def cross_entropy(correct: str = "correct", *, position: int | None = None) -> Metric:

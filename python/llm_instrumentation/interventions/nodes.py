@@ -23,7 +23,10 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 def sites_of(
-    model: nn.Module, kind: NodeKind, *, positions: int | Iterable[int] | None = None
+    model: nn.Module,
+    kind: NodeKind,
+    *,
+    positions: int | str | Iterable[int | str] | None = None,
 ) -> list[Site]:
     """The sites of a model of one kind, in the model's order.
 
@@ -34,7 +37,8 @@ def sites_of(
             its kin the module `dense` that returns it. "heads": the result of each query head.
             "modules": what each module with parameters returns, without the model itself. A module
             that holds weights and does not run, as `shared` of T5, has no effect: leave it out.
-        positions: a site for each of these positions, as ``range(9)`` or -1. None: one for all.
+        positions: a site for each of these positions, as ``range(9)`` or -1, or for each of these
+            spans of the prompts, as ``["subject", "end"]``. None: one for all.
 
     Raises:
         InvalidArgumentError: (a ValueError) there is no such kind, or the model has none that are
@@ -68,7 +72,7 @@ def sites_of(
         )
     if positions is None:
         return found
-    places = [positions] if isinstance(positions, int) else list(positions)
+    places = [positions] if isinstance(positions, (int, str)) else list(positions)
     return [Site.of(site, positions=place) for site in found for place in places]
 
 
@@ -108,9 +112,10 @@ def _mlps(model: nn.Module) -> list[str]:
 def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     """The ids of sites as nodes of a causal graph.
 
-    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3, and ``a3.h5@7`` head 5
-    at position 7. Other sites have the captured name of their tensor. So have heads and blocks in
-    models where two attention modules have the same number, as in an encoder and a decoder.
+    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3, ``a3.h5@7`` head 5 at
+    position 7, and ``a3.h5@subject`` head 5 at a span of the prompts. Other sites have the captured
+    name of their tensor. So have heads and blocks in models where two attention modules have the
+    same number, as in an encoder and a decoder.
     """
     modules = modules_by_name(model)
     attention = _numbers(_attention(model))
@@ -139,6 +144,8 @@ def _name(site: Site, attention: Mapping[str, int], mlps: Mapping[str, int]) -> 
         if part == "positions" and isinstance(value, tuple) and len(value) == 1:
             if not site.has_mask:
                 name += f"@{value[0]}"
+        elif part == "positions" and isinstance(value, str):
+            name += f"@{value}"
         elif value is not None:
             is_mask = part == "positions" and site.has_mask
             rest.append(f"{part}={'mask' if is_mask else value}")

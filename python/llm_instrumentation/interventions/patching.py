@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis.reader import ActivationReader
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from ..progress.bars import Progress, reported
 from .edits import Call, Edit, zero
 from .effects import Effects, effects_of
@@ -27,13 +27,13 @@ from .running.runs import (
     Kept,
     Run,
     Target,
+    check_exchanged,
     floats,
-    of_examples,
     runs_of,
     sites_to_measure,
 )
 from .running.sources import value_at
-from .sites import Site
+from .sites import Site, role_of
 
 __all__ = ["ablation", "activation_patching"]
 
@@ -64,7 +64,9 @@ def activation_patching(
         prompts: the pairs of inputs.
         metric: a number for each example.
         sites: what is patched, one at a time: as of `sites_of`. A mask as `positions` has a row for
-            each example. Sites have no `sequences` and no `steps`.
+            each example. A text as `positions` is a span of the prompts: its first token gets the
+            value of the first token of this span in the other text, and so on, wherever they stand.
+            Sites have no `sequences` and no `steps`.
         direction: "denoising": the model runs on the corrupted inputs, and the site gets its value
             of the clean ones. "noising": the reverse.
         values: a capture of the run that the values come from, by the same model: one step for each
@@ -79,11 +81,14 @@ def activation_patching(
         InvalidArgumentError: (a ValueError) before the model runs: there is no such layer or head,
             an argument is out of its range, or the capture has another number of steps. Later: the
             shapes of the two runs differ, or a module did not run.
-        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks.
+        SpanError: (a ValueError) the prompts have no such span as a site.
+        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the texts of
+            a pair have unequal lengths, and a site is at no span.
         MetricError: (a ValueError) the metric is not one finite number for each example.
         UnknownActivationError: (a KeyError) the capture has no tensor of a site.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
+    check_exchanged(prompts, nodes)
     if values is not None:
         _check_capture(values, -(-len(prompts) // max(batch_size, 1)))
 
@@ -128,7 +133,10 @@ def ablation(
 
     Raises:
         InvalidArgumentError: (a ValueError) as for `activation_patching`, or `edit` makes no edit.
-        UnsupportedError: (a TypeError) as for `activation_patching`, or as the edit says.
+        SpanError: (a ValueError) as for `activation_patching`.
+        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the edit
+            takes values of the same column of other examples, and the span is in other columns
+            there; as the edit says.
         UnusedEditError: (a RuntimeError) the module of a site did not run.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
@@ -140,16 +148,38 @@ def ablation(
 
     if made[0].kind == "freeze":
         raise InvalidArgumentError("edit = freeze: in one call of the model it changes nothing")
+    for one in made:
+        _check_by_column(one, prompts)
 
     def edits(run: Run) -> Iterator[tuple[int, Edit | None]]:
         for number, node in enumerate(nodes):
-            site = of_examples(node.site, run.examples)
+            site = run.site(node.site)
             yield number, None if site is None else edit(site)
 
     return _measured(
         model, prompts, metric, nodes, edits, method=f"{made[0].kind} ablation",
         direction="noising", batch_size=batch_size, progress=progress,
     )  # fmt: skip
+
+
+def _check_by_column(edit: Edit, prompts: Prompts) -> None:
+    """
+    Raises:
+        UnsupportedError: the edit takes values of the same column, and the role has others there.
+    """
+    role = role_of(edit.site)
+    if not edit.by_column or role is None:
+        return
+    mask = prompts.role(role, "clean")
+    differs = (mask != mask[0]).any(1)
+    if differs.any():
+        number = int(differs.nonzero()[0])
+        columns = [mask[n].nonzero()[:, 0].tolist() for n in (0, number)]
+        raise UnsupportedError(
+            f"{edit} takes the values of the same columns of other examples, and {role!r} is in "
+            f"{columns[0]} of example 0 and in {columns[1]} of example {number}: use zero, "
+            "mean over tokens, or activation_patching"
+        )
 
 
 def _measured(
@@ -177,19 +207,22 @@ def _measured(
         told(done, total)
         for run in runs:
             at = run.examples
-            base[at] = _metric(model, metric, run.base, run)
-            source[at] = _metric(model, metric, run.source, run)
+            base[at] = _metric(model, metric, run.base, run.of_base)
+            source[at] = _metric(model, metric, run.source, run.of_source)
             for number, edit in edits(run):
                 if edit is not None:
                     with intervene(model, edit):
-                        effects[number, at] = _metric(model, metric, run.base, run) - base[at]
+                        changed = _metric(model, metric, run.base, run.of_base)
+                    effects[number, at] = changed - base[at]
                 done += 1
                 told(done, total)
     return effects_of(model, prompts, nodes, effects, base, source, metric, method, direction)
 
 
-def _metric(model: nn.Module, metric: Metric, inputs: Mapping[str, Tensor], run: Run) -> Floats:
-    return floats(metric(model(**inputs), run.batch))
+def _metric(
+    model: nn.Module, metric: Metric, inputs: Mapping[str, Tensor], batch: Prompts
+) -> Floats:
+    return floats(metric(model(**inputs), batch))
 
 
 def _of_source_runs(
@@ -236,8 +269,8 @@ def _of_call(values: list[Tensor], call: Call) -> Tensor:
 
 def _patch(site: Site, run: Run, value: Callable[[Call], Tensor]) -> Edit | None:
     """The edit that puts there the site's part of a whole tensor; None: it changes no example."""
-    here = of_examples(site, run.examples)
-    if here is None:
+    here, there = run.site(site), run.site(site, source=True)
+    if here is None or there is None:
         return None
 
     def change(call: Call) -> Tensor:
@@ -247,7 +280,7 @@ def _patch(site: Site, run: Run, value: Callable[[Call], Tensor]) -> Edit | None
                 f"{site}: the tensor has the shape {list(whole.shape)} in the source run, and "
                 f"{list(call.tensor.shape)} in the other"
             )
-        part = call.part.take(whole)
+        part = (call.part if there == here else call.part_at(there)).take(whole)
         # The model may change what it gets in place.
         return part.clone() if part is whole else part
 

@@ -30,7 +30,7 @@ class Where(TypedDict, total=False):
     side: Side
     head: int | None
     head_input: HeadInput | None
-    positions: Indices | Mask
+    positions: Indices | Mask | str
     sequences: Indices
     calls: Indices
     steps: Indices
@@ -59,10 +59,12 @@ class Site:
         head: a query head, from 0. The site is the head's result, before the output projection.
         head_input: with `head`: its "q", "k" or "v", as the projection returns it, before norms
             and rotary embeddings. Heads that share a key and value head share the site.
-        positions: tokens of the call, a mask [batch, tokens], or None for all. They count columns
-            of the batch, padding too; negative ones count from the end. With padding on the left,
-            -1 is the last token of each text. With padding on the right use a mask. Positions need
-            a tensor [batch, tokens, ...] or [batch * tokens, ...].
+        positions: tokens of the call, a mask [batch, tokens], or None for all. A text is the name
+            of a span of `Prompts`, for functions that take these: a role, whose tokens may stand in
+            other columns of each example. Positions count columns of the batch, padding too;
+            negative ones count from the end. With padding on the left, -1 is the last token of each
+            text. With padding on the right use a mask. Positions need a tensor [batch, tokens, ...]
+            or [batch * tokens, ...].
         sequences: rows of the batch; negative ones count from the end.
         calls: calls of the module within one forward call of the model, from 0.
         steps: forward calls of the model, from 0 at the begin of the block. In a generation with a
@@ -156,9 +158,9 @@ def _number(name: str, value: Any) -> int:
 
 
 def _canonical(name: str, value: Any) -> Any:
-    """None, a slice, a tuple of numbers, or a mask as a tuple of tuples of bools."""
-    if value is None:
-        return None
+    """None, a slice, a role, a tuple of numbers, or a mask as a tuple of tuples of bools."""
+    if value is None or (name == "positions" and isinstance(value, str)):
+        return value
     if isinstance(value, slice):
         if name in ("calls", "steps") and any(
             part is not None and part < 0 for part in (value.start, value.stop, value.step)
@@ -208,3 +210,8 @@ def position_of(site: Site) -> int | None:
     if isinstance(chosen, tuple) and len(chosen) == 1 and isinstance(chosen[0], int):
         return chosen[0]
     return None
+
+
+def role_of(site: Site) -> str | None:
+    """The span of prompts that a site is at; None: it is at positions, or at all."""
+    return site.positions if isinstance(site.positions, str) else None

@@ -17,8 +17,8 @@ from ...errors import InvalidArgumentError, UnsupportedError
 from ..edits import Call, Edit
 from ..installed import check_model, intervene
 from ..metrics import Metric
-from ..prompts import Direction, Prompts
-from ..sites import Site
+from ..prompts import Direction, Prompts, Text
+from ..sites import Site, role_of
 from .spots import Spot, resolve
 
 __all__ = [
@@ -26,12 +26,13 @@ __all__ = [
     "Kept",
     "Run",
     "Target",
+    "check_columns",
+    "check_exchanged",
     "check_given",
     "check_gradients",
     "floats",
     "frozen",
     "model_name",
-    "of_examples",
     "runs_of",
     "sites_to_measure",
     "versions",
@@ -143,6 +144,7 @@ def sites_to_measure(
         InvalidArgumentError: an argument is of another type; there are no sites; a site has
             sequences or steps, or a mask that has no row for each example; the model has no such
             layer or head, or no embeddings for the token ids.
+        SpanError: the prompts have no such span as a site, or an example has no token of it.
         UnsupportedError: dropout is active, or the model runs no hooks.
     """
     check_given(prompts, metric)
@@ -162,6 +164,10 @@ def sites_to_measure(
                 f"{site}: the mask has {len(site.positions)} rows for {len(prompts)} examples: "
                 "give a row for each"
             )
+    for role in dict.fromkeys(role_of(site) for site in given):
+        if role is not None:
+            prompts.role(role, "clean")
+            prompts.role(role, "corrupted")
     check_model(model)
     prompts.check_for(model)
     return [
@@ -187,12 +193,35 @@ def versions() -> dict[str, str]:
     return found
 
 
-def of_examples(site: Site, examples: slice) -> Site | None:
-    """A site in a batch: its mask has the rows of these examples. None: no token of them."""
-    if not site.has_mask:
-        return site
-    rows = site.positions[examples]
-    return dataclasses.replace(site, positions=rows) if any(map(any, rows)) else None
+def check_columns(prompts: Prompts) -> None:
+    """
+    Raises:
+        UnsupportedError: the spans of pairs stand in different columns.
+    """
+    if prompts.corrupted_spans is not None:
+        raise UnsupportedError(
+            "the spans of the clean and the corrupted texts stand in different columns, and edges "
+            "exchange values column by column: give pairs with spans in the same columns, or "
+            "measure nodes at spans, with activation_patching"
+        )
+
+
+def check_exchanged(prompts: Prompts, nodes: Sequence[Target]) -> None:
+    """Refuses sites whose values have no counterpart in the other text of a pair.
+
+    Raises:
+        UnsupportedError: the texts of a pair have unequal lengths, and a site is at no role.
+    """
+    if prompts.has_equal_lengths:
+        return
+    for node in nodes:
+        if role_of(node.site) is None:
+            known = ", ".join(map(repr, prompts.spans))
+            raise UnsupportedError(
+                f"{node.site}: the texts of a pair have unequal lengths, so only the spans of both "
+                "have counterparts: give sites at some of them, as with sites_of(model, kind, "
+                f"positions=[{known}])"
+            )
 
 
 class Run(NamedTuple):
@@ -204,6 +233,8 @@ class Run(NamedTuple):
         batch: the pairs.
         base: the inputs of the run that is changed.
         source: the inputs of the run that the values come from.
+        of_base, of_source: the pairs as metrics of the two runs get them.
+        texts: the text of each pair that the base and the source run have.
     """
 
     number: int
@@ -211,6 +242,24 @@ class Run(NamedTuple):
     batch: Prompts
     base: Mapping[str, Tensor]
     source: Mapping[str, Tensor]
+    of_base: Prompts
+    of_source: Prompts
+    texts: tuple[Text, Text]
+
+    def site(self, site: Site, *, source: bool = False) -> Site | None:
+        """A site in this batch: its mask has the rows of these examples. None: no token of them.
+
+        Args:
+            site: of all examples.
+            source: in the run that the values come from, where a role may have other tokens.
+        """
+        if (role := role_of(site)) is not None:
+            mask = self.batch.role(role, self.texts[source])
+            return dataclasses.replace(site, positions=mask)
+        if not site.has_mask:
+            return site
+        rows = site.positions[self.examples]
+        return dataclasses.replace(site, positions=rows) if any(map(any, rows)) else None
 
 
 def runs_of(prompts: Prompts, batch_size: int, direction: Direction) -> Iterator[Run]:
@@ -225,9 +274,13 @@ def runs_of(prompts: Prompts, batch_size: int, direction: Direction) -> Iterator
     def runs() -> Iterator[Run]:
         first = 0
         for number, batch in enumerate(prompts.batches(batch_size)):
-            inputs = (batch.corrupted, batch.clean)
-            base, source = inputs if direction == "denoising" else inputs[::-1]
-            yield Run(number, slice(first, first + len(batch)), batch, base, source)
+            base: Text = "corrupted" if direction == "denoising" else "clean"
+            source: Text = "clean" if direction == "denoising" else "corrupted"
+            inputs = {"clean": batch.clean, "corrupted": batch.corrupted}
+            yield Run(
+                number, slice(first, first + len(batch)), batch, inputs[base], inputs[source],
+                batch.as_run_on(base), batch.as_run_on(source), (base, source),
+            )  # fmt: skip
             first += len(batch)
 
     if batch_size < 1:
