@@ -93,11 +93,39 @@ class AttentionOnlyDecoder(HandMadeDecoder):
     activation = None
 
 
+class PostNormLayer(nn.Module):
+    """What the attention returns is normed before it is added, and not what it reads."""
+
+    def __init__(self, norm: nn.Module, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.attention = HandMadeAttention(width, heads, head_dim, causal=True)
+        self.post_norm = norm
+
+    def forward(self, residual: Tensor) -> Tensor:
+        return residual + self.post_norm(self.attention(residual))
+
+
+class PostNormDecoder(HandMadeDecoder):
+    """One layer of heads behind a norm."""
+
+    activation = None
+
+    def __init__(self, norm: nn.Module, tokens: int, positions: int, width: int) -> None:
+        super().__init__(tokens, positions, width)
+        self.layers = nn.ModuleList([PostNormLayer(norm, width, heads=2, head_dim=4)])
+        for weight in self.layers[0].attention.parameters():
+            nn.init.zeros_(weight)
+
+
 register_heads(
     HandMadeAttention, HeadLayout("o", "q", "k", "v", heads="heads", head_dim="head_dim")
 )
 register_decoder(
     HandMadeDecoder, DecoderLayout("layers", "attention", "norm_1", "norm", "mlp", "norm_2")
+)
+register_decoder(
+    PostNormDecoder,
+    DecoderLayout("layers", "attention", None, "norm", attention_post_norm="post_norm"),
 )
 register_decoder(AttentionOnlyDecoder, DecoderLayout("layers", "attention", "norm_1", "norm"))
 

@@ -39,6 +39,14 @@ CONFIGS = {
     "olmo": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "gemma2": _LLAMA,
+    "gemma3_text": _LLAMA,
+    "olmo2": _LLAMA,
+    "olmo3": _LLAMA,
+    "exaone4": _LLAMA,
+    "glm4": {**_LLAMA, "pad_token_id": None},
+    "olmoe": {**_LLAMA, "num_experts": 4, "num_experts_per_tok": 2},
+    "phi": _LLAMA,
 }  # fmt: skip
 
 
@@ -135,7 +143,7 @@ def test_the_whole_graph_is_the_model(kind):
     assert torch.allclose(seen[1], corrupted, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "qwen3", "opt"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "qwen3", "opt", "gemma2", "olmo2"])
 def test_attribution_is_exact_for_small_changes(kind):
     # For a change that is small enough any model is linear.
     model = made(kind).double()
@@ -151,7 +159,7 @@ def test_attribution_is_exact_for_small_changes(kind):
     assert torch.corrcoef(torch.stack([got, wanted]))[0, 1] > 0.9999
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "gemma2", "olmo2"])
 def test_patching_an_edge_is_the_whole_graph_without_it(kind):
     model, prompts = made(kind), pairs()
     graph = decoder(model).graph()
@@ -252,9 +260,9 @@ class Swapped(transformers.GPT2LMHeadModel):
     ("kind", "changes", "message"),
     [
         ("bert", {"num_hidden_layers": 1}, "norm the sum of the residual stream"),
-        ("gemma2", {**_LLAMA}, "norm what attention and MLP return"),
+        ("granite", {**_LLAMA}, "multiply what they add to the residual stream"),
         ("opt", {**CONFIGS["opt"], "do_layer_norm_before": False}, "do_layer_norm_before"),
-        ("phi", {**_LLAMA}, "say it with register_decoder"),
+        ("stablelm", {**_LLAMA}, "say it with register_decoder"),
     ],
 )
 def test_models_without_a_sum_are_refused(kind, changes, message):

@@ -28,7 +28,7 @@ from .installed import intervene
 from .metrics import Metric, widened
 from .paths.edge_effects import effects_graph, precise
 from .paths.edge_space import EdgeBlock, EdgeSpace
-from .paths.residuals import Written, behind_norm, check_linear, linear, spread, written
+from .paths.residuals import Change, Written, behind_norm, check_linear, linear, written
 from .paths.spans import Spans
 from .prompts import Positions, Prompts
 from .running.runs import Floats, check_columns, check_given
@@ -40,7 +40,8 @@ __all__ = ["Ablation", "Faithfulness", "faithfulness", "minimality", "run_circui
 
 Ablation = Literal["corrupted", "mean", "zero"]
 """The values of the edges outside of a circuit. "corrupted": the value of the source in the
-corrupted run. "mean": the mean of the source over all tokens of the clean texts. "zero": zero.
+corrupted run. "mean": the mean of the source over all tokens of the clean texts; that of heads is
+taken before a norm behind them. "zero": zero.
 """
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -64,10 +65,14 @@ def run_circuit(
     the ablated run. With all edges it is the clean model. Without edges it is the ablated one.
 
     Where heads share keys and values, the examples run once for each head of a group, because each
-    head may see another key.
+    head may see another key. Where a norm joins the queries or keys of all heads, as in OLMo 2,
+    they run once for each head.
+
+    Heads behind a norm (a post-norm) write together: a reader sees the norm of the sum of the heads
+    whose edges are there, and of the ablated run's others. So nothing is approximated.
 
     Args:
-        model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
+        model: a decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
         metric: what is measured.
         graph: the circuit. Its effects do not count.
@@ -176,7 +181,7 @@ def faithfulness(
     logits.
 
     Args:
-        model: a pre-norm decoder, as for `run_circuit`.
+        model: a decoder, as for `run_circuit`.
         prompts: the examples.
         metric: what is measured.
         graph: all edges with their effects, not pruned.
@@ -304,7 +309,7 @@ def minimality(
     """Measures what each edge of a circuit does in it. It takes a run for each edge.
 
     Args:
-        model: a pre-norm decoder, as for `run_circuit`.
+        model: a decoder, as for `run_circuit`.
         prompts: the examples.
         metric: what is measured.
         circuit: the circuit. Its effects do not count.
@@ -450,7 +455,7 @@ class _Circuit:
         self._reference = reference
         self._residuals = residuals
         self._mask = mask
-        self._live: dict[int, Tensor] = {}
+        self._change = Change(reference, {})
         self._shape = residuals[0].shape
         # The copies of the batch: the heads of a group see different keys and values, and so do
         # the queries of different spans.
@@ -488,7 +493,7 @@ class _Circuit:
     def _keep(self, number: int) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
             size = value.numel() // self._copies
-            self._live[number] = value.flatten()[:size].view(*self._shape[:2], -1).clone()
+            self._set(number, value.flatten()[:size].view(*self._shape[:2], -1))
             return value
 
         return kept
@@ -500,10 +505,14 @@ class _Circuit:
             each = [
                 self._of_queries(copies[head % block.group, ..., head, :]) for head in range(heads)
             ]
-            self._live[number] = torch.cat(each, -1)
+            self._set(number, torch.cat(each, -1))
             return value
 
         return kept
+
+    def _set(self, number: int, value: Tensor) -> None:
+        """One of the writers has written in this run."""
+        self._change.values[number] = widened(value) - widened(self._reference.values[number])
 
     def _of_queries(self, copies: Tensor) -> Tensor:
         """The results at each token, from the copy whose keys and values its span reads.
@@ -543,8 +552,9 @@ class _Circuit:
                     residuals, which = self._residuals_of(number, kind, span)
                     normed = behind_norm(decoder, decoder.readers[number].norm, residuals)
                     for head in range(block.heads.heads):
-                        columns = block.heads.columns(head, kind).columns
-                        group = slice(None) if kind == "q" else head % block.group
+                        columns = block.reads(head, kind).columns
+                        shared = kind == "q" and not block.heads.layout.joint
+                        group = slice(None) if shared else head % block.group
                         new[group, slice(None) if span is None else span, ..., columns] = (
                             nn.functional.linear(
                                 normed[which[head]],
@@ -579,14 +589,14 @@ class _Circuit:
         for at, writers in enumerate(self._decoder.writers):
             there = different[:, writers.begin : writers.end]
             if writers.end <= blocks[0, kind].upstream and there.any():
-                change = widened(self._live[at]) - widened(self._reference.values[at])
-                sources = spread(self._decoder, at, change)
+                sources = self._change.before_norm(at)
                 there = there.to(sources)
                 if self._spans.index is None:
-                    found += torch.einsum("us,sbtd->ubtd", there[..., 0], sources)
+                    together = torch.einsum("us,sbtd->ubtd", there[..., 0], sources)
                 else:
                     tokens = there[..., self._spans.index]
-                    found += torch.einsum("usbt,sbtd->ubtd", tokens, sources)
+                    together = torch.einsum("usbt,sbtd->ubtd", tokens, sources)
+                found += self._change.written(at, together)
         return found.to(residual.dtype), which.tolist()
 
     def _sources(self, block: EdgeBlock) -> Tensor:

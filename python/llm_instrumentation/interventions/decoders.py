@@ -1,9 +1,12 @@
-"""How pre-norm decoders are built, for each architecture, and the nodes and edges of their graphs.
+"""How decoders are built, for each architecture, and the nodes and edges of their graphs.
 
-In a pre-norm decoder each attention and each MLP reads a norm of the residual stream, and adds to
-it what it returns. So the residual stream is a sum: of the embeddings, of what each head has
-written, and of what each MLP has written. An edge is the part of one writer in what one reader
-reads.
+In a decoder each attention and each MLP reads the residual stream, or a norm of it, and adds to it
+what it returns. So the residual stream is a sum: of the embeddings, of what each head has written,
+and of what each MLP has written. An edge is the part of one writer in what one reader reads.
+
+Some decoders norm what a block returns before they add it: a post-norm. What an MLP writes is then
+what its post-norm returns. The heads of a layer write the norm of their sum together; what one of
+them writes is what that norm returns with this head minus what it returns without.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
@@ -19,55 +22,96 @@ from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..analysis.causal_graph.parts import INPUTS
 from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import UnsupportedError
-from .heads import AttentionHeads, attention_heads
+from .heads import AttentionHeads, HeadColumns, attention_heads
 
-__all__ = ["DecoderLayout", "PreNormDecoder", "decoder", "register_decoder"]
+__all__ = ["DecoderLayout", "PostNorms", "PreNormDecoder", "decoder", "register_decoder"]
+
+PostNorms: TypeAlias = Literal["recomputed", "linear", "frozen"]
+"""How a change of one head passes the norm behind the heads, in `edge_attribution`.
+
+"recomputed": exactly, norm(o + d) - norm(o). The changes by single heads do not add up to the
+change by all heads.
+"linear": by the derivative of the norm at the clean sum o. The changes add up.
+"frozen": by the norm with the scale that it has at the clean sum o, so d is only divided by a
+number for each token, and multiplied by the weight. The changes add up.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderLayout:
-    """The places of the parts in a class of pre-norm decoders.
+    """The places of the parts in a class of decoders.
 
     Attributes:
         layers: the list of layers, relative to the model. The first argument of a layer is the
             residual stream, [batch, tokens, width].
         attention: the attention module, relative to a layer. `register_heads` knows its class.
-        attention_norm: the norm before the attention, relative to a layer. A model without norms
+        attention_norm: the norm before the attention, relative to a layer. None: the attention
+            reads the residual stream itself, as in OLMo 2.
+        final_norm: the norm before the unembedding, relative to the model. A model without norms
             has an `nn.Identity` there.
-        final_norm: the norm before the unembedding, relative to the model.
         mlp: the MLP, relative to a layer, or its first module if it has no module of its own. Its
             input is what `mlp_norm` returns. None: the layers have attention only.
         mlp_norm: the norm before the MLP, relative to a layer. It may be that of the attention.
-        mlp_out: the module that returns what is added to the residual stream; None: `mlp`.
+            None: the MLP reads the residual stream itself.
+        mlp_out: the module that returns what is added to the residual stream, as a norm behind the
+            MLP; None: `mlp`.
         parallel: attention and MLP of a layer read the same sum, so no edge leads from one to the
             other. A text is the attribute of the layers that says so.
-        pre_norm: the attribute of the layers that says that the norms come first; None: they do.
+        pre_norm: the attribute of the layers that says that they do not norm the residual stream
+            itself; None: they do not.
+        attention_post_norm: the norm behind the attention, relative to a layer: what it returns is
+            added to the residual stream. None: what the attention returns is added.
     """
 
     layers: str
     attention: str
-    attention_norm: str
+    attention_norm: str | None
     final_norm: str
     mlp: str | None = None
     mlp_norm: str | None = None
     mlp_out: str | None = None
     parallel: bool | str = False
     pre_norm: str | None = None
+    attention_post_norm: str | None = None
 
 
 _LLAMA = DecoderLayout(
     "model.layers", "self_attn", "input_layernorm", "model.norm", "mlp", "post_attention_layernorm"
 )
 
+_SANDWICH = DecoderLayout(
+    "model.layers", "self_attn", "input_layernorm", "model.norm", "mlp",
+    "pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm",
+    attention_post_norm="post_attention_layernorm",
+)  # fmt: skip
+_POST_NORM = dataclasses.replace(_SANDWICH, attention_norm=None, mlp_norm=None)
+_ONE_NORM = DecoderLayout(
+    "model.layers", "self_attn", "input_layernorm", "model.norm", "mlp", "input_layernorm",
+    parallel=True,
+)  # fmt: skip
+
 # By the class of the model. A subclass has the layout of its base.
 _LAYOUTS: dict[str, DecoderLayout] = {
     **{
-        f"{name}ForCausalLM": _LLAMA
-        for name in (
-            "Gemma", "Llama", "Mistral", "Mixtral", "Olmo", "Qwen2", "Qwen2Moe", "Qwen3",
-            "Qwen3Moe",
+        f"{name}ForCausalLM": layout
+        for layout, names in (
+            (_LLAMA, ("Gemma", "Llama", "Mistral", "Mixtral", "Olmo", "Olmoe", "Qwen2", "Qwen2Moe",
+                      "Qwen3", "Qwen3Moe", "Starcoder2")),
+            (_SANDWICH, ("Gemma2", "Gemma3")),
+            (_POST_NORM, ("Exaone4", "FlexOlmo", "Olmo2", "Olmo3")),
+            (_ONE_NORM, ("Cohere", "Cohere2")),
         )
+        for name in names
     },
+    "Glm4ForCausalLM": DecoderLayout(
+        "model.layers", "self_attn", "input_layernorm", "model.norm", "mlp",
+        "post_attention_layernorm", mlp_out="post_mlp_layernorm",
+        attention_post_norm="post_self_attn_layernorm",
+    ),
+    "GPTJForCausalLM": DecoderLayout(
+        "transformer.h", "attn", "ln_1", "transformer.ln_f", "mlp", "ln_1", parallel=True
+    ),
+    "PhiForCausalLM": dataclasses.replace(_ONE_NORM, final_norm="model.final_layernorm"),
     "GPT2LMHeadModel": DecoderLayout(
         "transformer.h", "attn", "ln_1", "transformer.ln_f", "mlp", "ln_2"
     ),
@@ -83,17 +127,25 @@ _LAYOUTS: dict[str, DecoderLayout] = {
 }  # fmt: skip
 
 _NORMED_SUM = "its layers norm the sum of the residual stream"
-_NORMED_PARTS = "its layers norm what attention and MLP return, before they add it"
+_SCALED = "its layers multiply what they add to the residual stream, or the stream itself"
+_RECURRENT = "some of its layers have a recurrence in place of attention"
 # Why there can be no layout, by the begin of the class of the model.
 _REFUSED = {
     **dict.fromkeys(("Bert", "Electra", "Roberta", "XLMRoberta"), _NORMED_SUM),
-    **dict.fromkeys(("Gemma2", "Gemma3", "Olmo2"), _NORMED_PARTS),
-    "T5": "it has an encoder beside its decoder",
-}
+    **dict.fromkeys(("T5", "T5Gemma"), "it has an encoder beside its decoder"),
+    "Gemma3n": "it has several residual streams",
+    **dict.fromkeys(("Gemma4", "Granite"), _SCALED),
+    **dict.fromkeys(
+        ("Bamba", "FalconH1", "FalconMamba", "GraniteMoeHybrid", "Jamba", "Mamba", "NemotronH",
+         "OlmoHybrid", "Qwen3Next", "Qwen3_5", "RecurrentGemma", "Rwkv", "Zamba"),
+        _RECURRENT,
+    ),
+    "Reformer": "it has two residual streams",
+}  # fmt: skip
 
 
 def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> None:
-    """Says how a class of pre-norm decoders is built::
+    """Says how a class of decoders is built::
 
         register_decoder(
             "StableLmForCausalLM",
@@ -113,10 +165,7 @@ def register_decoder(model: type[nn.Module] | str, layout: DecoderLayout) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBlock:
-    """A layer of a decoder: the names of its modules, and its heads.
-
-    `mlp`, `mlp_norm` and `mlp_out` are "" if the layer has attention only.
-    """
+    """A layer of a decoder: the names of its modules, and its heads. "" stands for no module."""
 
     layer: str
     heads: AttentionHeads
@@ -125,6 +174,8 @@ class DecoderBlock:
     mlp_norm: str
     mlp_out: str
     parallel: bool
+    post_norm: str = ""
+    """The norm behind the attention."""
 
     @property
     def out(self) -> str:
@@ -133,8 +184,20 @@ class DecoderBlock:
 
     @property
     def group(self) -> int:
-        """The number of query heads that share a key and value head."""
-        return self.heads.heads // self.heads.key_value_heads
+        """The number of query heads that need runs of their own, as they share what is changed.
+
+        These are the query heads of a key and value head; or all, if a norm joins all heads.
+        """
+        shared = self.heads.heads // self.heads.key_value_heads
+        return self.heads.heads if self.heads.layout.joint else shared
+
+    def reads(self, head: int, kind: EdgeInput) -> HeadColumns:
+        """The columns of a projection that a head's query, key or value depends on."""
+        own = self.heads.columns(head, kind)
+        if kind not in self.heads.layout.joint:
+            return own
+        first, last = (self.heads.columns(one, kind) for one in (0, self.heads.heads - 1))
+        return dataclasses.replace(own, columns=slice(first.columns.start, last.columns.stop))
 
     def projections(self) -> dict[str, tuple[EdgeInput, ...]]:
         """The modules that return q, k and v, each with those of them that it returns."""
@@ -167,7 +230,9 @@ class Readers:
     Attributes:
         kind, layer: which.
         inputs: the node and input of each; of heads q, k and v of the first head, and so on.
-        norm: the name of the norm before them.
+        norm: the name of the norm before them; "": there is none.
+        at: the name of the module whose input is the residual stream: the norm, or the first one
+            of the readers.
         upstream: the number of nodes that have written before, from the first one.
         begin: the number of its first edge. The edges into a reader stand side by side.
     """
@@ -176,6 +241,7 @@ class Readers:
     layer: int
     inputs: tuple[tuple[str, EdgeInput | None], ...]
     norm: str
+    at: str
     upstream: int
     begin: int
 
@@ -186,7 +252,7 @@ class Readers:
 
 
 class PreNormDecoder:
-    """A pre-norm decoder as a graph.
+    """A decoder as a graph. Its layers read a residual stream that no layer norms itself.
 
     Edges into k and v lead to query heads, also where these share a key and value head. Then each
     of them has its own edges: an edge is what one query head sees of the key or value.
@@ -205,22 +271,26 @@ class PreNormDecoder:
         writers = [Writers("input", 0, ("input",), 0)]
         readers: list[Readers] = []
 
-        def read(kind: Any, layer: int, inputs: Any, norm: str, upstream: int) -> None:
+        def read(
+            kind: Any, layer: int, inputs: Any, norm: str, part: str, upstream: int
+        ) -> None:  # fmt: skip
             begin = readers[-1].edges.stop if readers else 0
-            readers.append(Readers(kind, layer, tuple(inputs), norm, upstream, begin))
+            at = norm or part
+            readers.append(Readers(kind, layer, tuple(inputs), norm, at, upstream, begin))
 
         for number, block in enumerate(blocks):
             before = writers[-1].end
             heads = tuple(f"a{number}.h{head}" for head in range(block.heads.heads))
             writers.append(Writers("heads", number, heads, before))
             inputs = [(head, kind) for head in heads for kind in INPUTS]
-            read("heads", number, inputs, block.attention_norm, before)
+            first = next(iter(block.projections()))
+            read("heads", number, inputs, block.attention_norm, first, before)
             if not block.mlp:
                 continue
             seen = before if block.parallel else writers[-1].end
-            read("mlp", number, [(f"m{number}", None)], block.mlp_norm, seen)
+            read("mlp", number, [(f"m{number}", None)], block.mlp_norm, block.mlp, seen)
             writers.append(Writers("mlp", number, (f"m{number}",), writers[-1].end))
-        read("logits", len(blocks), [("logits", None)], final_norm, writers[-1].end)
+        read("logits", len(blocks), [("logits", None)], final_norm, final_norm, writers[-1].end)
         self.writers = tuple(writers)
         self.readers = tuple(readers)
 
@@ -231,6 +301,11 @@ class PreNormDecoder:
     def size(self) -> int:
         """The number of edges."""
         return int(self.readers[-1].edges.stop)
+
+    @property
+    def post_norms(self) -> bool:
+        """Whether there is a norm behind the heads of a layer."""
+        return any(block.post_norm for block in self.blocks)
 
     @property
     def sources(self) -> list[str]:
@@ -259,11 +334,11 @@ class PreNormDecoder:
 
 
 def decoder(model: nn.Module) -> PreNormDecoder:
-    """A model as a pre-norm decoder.
+    """A model as a decoder.
 
     Raises:
-        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or the table does not know
-            it; the message says why.
+        UnsupportedError: (a TypeError) the residual stream of the model is no sum, or the table
+            does not know the model; the message says why.
     """
     original = getattr(model, "_orig_mod", model)
     names = [kind.__name__ for kind in type(original).__mro__]
@@ -273,12 +348,12 @@ def decoder(model: nn.Module) -> PreNormDecoder:
         for begin, why in sorted(_REFUSED.items(), reverse=True):
             if kind.startswith(begin):
                 raise UnsupportedError(
-                    f"{kind} is no pre-norm decoder: {why}, so the residual stream is not the sum "
-                    "of what heads and MLPs write. Nodes can be patched, edges cannot"
+                    f"{kind} has no edges: {why}, so the residual stream is not the sum of what "
+                    "heads and MLPs write. Nodes can be patched, edges cannot"
                 )
         raise UnsupportedError(
-            f"it is not known how {kind} is built: say it with register_decoder, if it is a "
-            f"pre-norm decoder. Known are {', '.join(sorted(_LAYOUTS))}{adapter_advice(original)}"
+            f"it is not known how {kind} is built: say it with register_decoder, if its residual "
+            f"stream is a sum. Known are {', '.join(sorted(_LAYOUTS))}{adapter_advice(original)}"
         )
     return _built(original, names[0], layout)
 
@@ -296,7 +371,7 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
         for number, layer in enumerate(model.get_submodule(layout.layers).children()):
             if layout.pre_norm and not operator.attrgetter(layout.pre_norm)(layer):
                 raise UnsupportedError(
-                    f"{kind} is no pre-norm decoder: {layout.pre_norm} of its layers is False, so "
+                    f"{kind} has no edges: {layout.pre_norm} of its layers is False, so "
                     f"{_NORMED_SUM}. Nodes can be patched, edges cannot"
                 )
             name = f"{layout.layers}.{number}"
@@ -310,14 +385,16 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
             parallel = layout.parallel
             if isinstance(parallel, str):
                 parallel = bool(operator.attrgetter(parallel)(layer))
-            norm, mlp, mlp_norm, mlp_out = (
+            norm, mlp, mlp_norm, mlp_out, post_norm = (
                 f"{name}.{part}" if part and layer.get_submodule(part) is not None else ""
                 for part in (
                     layout.attention_norm, layout.mlp, layout.mlp_norm,
-                    layout.mlp_out or layout.mlp,
+                    layout.mlp_out or layout.mlp, layout.attention_post_norm,
                 )
             )  # fmt: skip
-            blocks.append(DecoderBlock(name, found, norm, mlp, mlp_norm, mlp_out, parallel))
+            blocks.append(
+                DecoderBlock(name, found, norm, mlp, mlp_norm, mlp_out, parallel, post_norm)
+            )
         model.get_submodule(layout.final_norm)
     except AttributeError as error:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Effects of the edges of a pre-norm decoder: approximate ones of all edges, and exact ones::
+"""Effects of the edges of a decoder: approximate ones of all edges, and exact ones::
 
 graph = edge_attribution(model, prompts, logit_difference(), steps=5)
 exact = edge_patching(model, prompts, logit_difference(), graph.pruned(top_k=50))
@@ -20,12 +20,14 @@ from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..analysis.significance import Adjustment
 from ..errors import InvalidArgumentError
 from ..progress.bars import Progress, reported
-from .decoders import PreNormDecoder, decoder
+from .decoders import PostNorms, PreNormDecoder, decoder
 from .metrics import Metric
 from .paths.edge_effects import effects_graph, precise
 from .paths.edge_space import EdgeSpace
 from .paths.gradients import gradients
+from .paths.norm_errors import NormErrors
 from .paths.patched import Patched
+from .paths.post_norms import check_choice
 from .paths.residuals import Written, check_linear, written
 from .paths.scores import Scores, add_products
 from .prompts import Direction, Positions, Prompts
@@ -46,6 +48,7 @@ def edge_attribution(
     steps: int | None = None,
     positions: Positions = None,
     top_k: int | None = None,
+    post_norms: PostNorms = "recomputed",
     batch_size: int = 8,
     confidence: float | None = 0.95,
     progress: Progress = None,
@@ -69,6 +72,14 @@ def edge_attribution(
     differentiated once for each span, so the time grows with their number, and the number of edges
     with its square.
 
+    Where a norm follows the attention (a post-norm, as in Gemma 2 and 3 and OLMo 2), the heads of a
+    layer share its scale. Then what one head writes differently is what the norm returns with the
+    corrupted value of this head and the clean values of the others, minus what it returns in the
+    clean run. `edge_patching` measures the same difference. `post_norms` chooses a linear norm
+    instead, so that the effects of the heads of a layer add up. `CausalGraph.method` names the
+    choice. The note "post-norm errors" of a graph with linear norms has an error for each layer:
+    the size of the difference from the exact changes, divided by the size of these.
+
     Memory is bounded by the batch. Beside what a forward and backward pass takes there are about 15
     tensors of the size [batch, tokens, width] for each layer, and about 12 for each head of one
     layer. The effects take 4 bytes for each example and edge, or with `top_k` 8 bytes for each
@@ -77,7 +88,7 @@ def edge_attribution(
     A warning says that the gradient of the metric is 0 in the clean run, and there are no `steps`.
 
     Args:
-        model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
+        model: a decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
         metric: what the effects are effects on. It needs a gradient.
         steps: of EAP-IG; it takes a forward and backward pass more than that. None:
@@ -85,6 +96,8 @@ def edge_attribution(
         positions: see `Positions`. None: edges sum over all tokens.
         top_k: the graph has only this many edges, those with the largest absolute effects. With
             intervals the model runs twice as often. None: all edges.
+        post_norms: how a change of one head passes a norm behind the heads, see `PostNorms`. It
+            makes no difference for models without such norms.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples, by `bootstrap_interval`; an
             interval is None for one example, or where the examples do not bound it. None: without
@@ -95,15 +108,17 @@ def edge_attribution(
         a graph of all edges, or of the largest. Prune it for a circuit.
 
     Raises:
-        UnsupportedError: (a TypeError) the model is no pre-norm decoder that is known, or its
-            projections are quantised; the metric has no gradient; while the model runs: the
-            residual stream is not the sum that the layout says; see also `intervene`.
+        UnsupportedError: (a TypeError) the model is no decoder that is known, or its projections
+            are quantised; the metric has no gradient; while the model runs: the residual stream is
+            not the sum that the layout says, or an input of one head acts on another one; the norm
+            behind heads has no scale that could be frozen; see also `intervene`.
         InvalidArgumentError: (a ValueError) an argument is out of its range; `positions` do not fit
             the prompts, see `Positions`; there are more edges than a graph holds.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
     check_columns(prompts)
+    check_choice(post_norms)
     check_gradients(model, metric)
     warn_of_flat(metric, steps, "noising")
     if torch.is_inference_mode_enabled():
@@ -118,6 +133,7 @@ def edge_attribution(
     metrics: list[list[Tensor]] = [[], []]
     rounds = 1 if top_k is None or confidence is None else 2
     done, total = 0, len(prompts) * len(way) * rounds
+    errors = NormErrors(post_norms)
     with reported(progress, "edge attribution") as tell, frozen(model):
         for turn in range(rounds):
             if turn:
@@ -129,20 +145,25 @@ def edge_attribution(
                 clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
                 difference, embedded = corrupted.minus(clean), clean.values[0]
                 del clean, corrupted
+                if not turn:
+                    errors.add(difference)
                 spans = space.spans.part(rows).on(embedded.device)
                 for share, weight in way:
                     start = (embedded + share * difference.values[0]).to(embedded.dtype)
                     for blocks, found in gradients(space, spans, batch, start, metric):
-                        add_products(scores, rows, spans, blocks, found, difference, weight)
+                        add_products(
+                            scores, rows, spans, blocks, found, difference, weight, post_norms
+                        )
                     done += len(batch)
                     tell(done, total)
                 first = rows.stop
     keys, effects = scores.found(space)
+    method = "EAP" if steps is None else f"EAP-IG, {steps} steps"
+    if graph.post_norms:
+        method += f", {post_norms} post-norms"
     return effects_graph(
-        space, keys, effects, confidence=confidence, p_values=None,
-        metric=metric,
-        method="EAP" if steps is None else f"EAP-IG, {steps} steps",
-        clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
+        space, keys, effects, confidence=confidence, p_values=None, metric=metric, method=method,
+        clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]), notes=errors.notes(),
     )  # fmt: skip
 
 
@@ -176,17 +197,18 @@ def edge_patching(
     p_values: Adjustment | None = None,
     progress: Progress = None,
 ) -> CausalGraph:
-    """Measures the effect of each edge in a separate run: path patching on a pre-norm decoder.
+    """Measures the effect of each edge in a separate run: path patching on a decoder.
 
     The target of the edge reads a sum in which what the source has written is that of the other
     run. All other readers of the source see its own value. What follows from the changed target
-    flows on to the logits.
+    flows on to the logits. The source alone is changed: a norm behind heads is calculated anew,
+    with the other heads of the layer as they were. So nothing is approximated.
 
     It takes a forward pass of the examples for each edge. So measure the edges that
     `edge_attribution` found, or those of a small model.
 
     Args:
-        model: a pre-norm decoder, see `register_decoder`, in evaluation mode.
+        model: a decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
         metric: what the effects are effects on.
         edges: which; texts as "m0->a1.h0<v>". One into a head without an input enters q, k and v

@@ -43,6 +43,8 @@ class HeadLayout:
         fused: for one module that returns queries, keys and values. "parts": all queries, then all
             keys, then all values, as in GPT-2. "heads": the query, key and value of the first
             head, then those of the second one, as in GPT-NeoX. None: three modules.
+        joint: the inputs that are normed over all heads together, as the queries and keys of OLMo
+            2. So what one head reads depends on the columns of all heads.
     """
 
     out: str
@@ -53,8 +55,14 @@ class HeadLayout:
     head_dim: str = "head_dim"
     key_value_heads: str | None = None
     fused: Literal["parts", "heads"] | None = None
+    joint: tuple[HeadInput, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.fused == "heads" and self.joint:
+            raise InvalidArgumentError(
+                f"fused = 'heads' with joint = {self.joint!r}: a norm over all heads needs their "
+                "columns side by side"
+            )
         if self.fused is not None and not self.q == self.k == self.v:
             raise InvalidArgumentError(
                 f"fused = {self.fused!r} needs one module for q, k and v, not {self.q!r}, "
@@ -70,11 +78,14 @@ class HeadLayout:
 _LLAMA = HeadLayout(
     "o_proj", "q_proj", "k_proj", "v_proj", key_value_heads="config.num_key_value_heads"
 )
+_JOINT = dataclasses.replace(_LLAMA, joint=("q", "k"))
 _GPT2 = HeadLayout("c_proj", "c_attn", "c_attn", "c_attn", heads="num_heads", fused="parts")
 _GPT_NEOX = HeadLayout(
     "dense", "query_key_value", "query_key_value", "query_key_value", head_dim="head_size",
     fused="heads",
 )  # fmt: skip
+_GPTJ = HeadLayout("out_proj", "q_proj", "k_proj", "v_proj", heads="num_attention_heads")
+_PHI = dataclasses.replace(_LLAMA, out="dense")
 _OPT = HeadLayout("out_proj", "q_proj", "k_proj", "v_proj", heads="num_heads")
 _BERT = HeadLayout(
     "output.dense", "self.query", "self.key", "self.value",
@@ -87,10 +98,13 @@ _LAYOUTS: dict[str, HeadLayout] = {
     **{
         f"{name}Attention": _LLAMA
         for name in (
-            "Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Mixtral", "Olmo", "Olmo2", "Qwen2",
-            "Qwen2Moe", "Qwen3", "Qwen3Moe",
+            "Cohere", "Cohere2", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm4", "Llama",
+            "Mistral", "Mixtral", "Olmo", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Starcoder2",
         )
     },
+    **{f"{name}Attention": _JOINT for name in ("FlexOlmo", "Olmo2", "Olmo3", "Olmoe")},
+    "GPTJAttention": _GPTJ,
+    "PhiAttention": _PHI,
     "GPT2Attention": _GPT2,
     "GPTNeoXAttention": _GPT_NEOX,
     "OPTAttention": _OPT,
@@ -198,9 +212,10 @@ def attention_heads(model: nn.Module) -> dict[str, AttentionHeads]:
     """The attention modules of a model that the table knows, by name, in the model's order.
 
     The table knows the attention classes of Llama, Mistral, Mixtral, Qwen2, Qwen2-MoE, Qwen3,
-    Qwen3-MoE, Gemma, Gemma 2, Gemma 3, OLMo, OLMo 2, GPT-2, GPT-NeoX, OPT, BERT (and so MiniLM),
-    RoBERTa, XLM-RoBERTa, ELECTRA and T5 in transformers, and their subclasses. `register_heads`
-    adds a class.
+    Qwen3-MoE, Gemma, Gemma 2, Gemma 3, OLMo, OLMo 2, OLMo 3, OLMoE, FlexOlmo, EXAONE 4, GLM-4,
+    Cohere, Cohere 2, Starcoder 2, Phi, GPT-2, GPT-J, GPT-NeoX, OPT, BERT (and so MiniLM), RoBERTa,
+    XLM-RoBERTa, ELECTRA and T5 in transformers, and their subclasses. `register_heads` adds a
+    class.
 
     Raises:
         UnsupportedError: a module does not have what the layout of its class says.

@@ -1,1 +1,1 @@
-"""Paths through a pre-norm decoder: its edges by number, what nodes write, and gradients there."""
+"""Paths through a decoder: its edges by number, what nodes write, and gradients there."""

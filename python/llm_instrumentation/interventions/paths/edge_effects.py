@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ def effects_graph(
     method: str,
     clean: Tensor,
     corrupted: Tensor,
+    notes: Mapping[str, Any] | None = None,
 ) -> CausalGraph:
     """A graph of all nodes and of some edges with their mean effects.
 
@@ -52,6 +53,7 @@ def effects_graph(
         p_values: how they are adjusted, see `significance.adjusted`; None: without them.
         metric, method: for the graph.
         clean, corrupted: the metric of the examples, [examples].
+        notes: for the graph, behind those about its spans.
     """
     means = effects.mean(axis=0, dtype=np.float64)
     ends: list[tuple[float | None, float | None]] = [(None, None)] * len(edges)
@@ -67,9 +69,9 @@ def effects_graph(
     tested: Sequence[float | None] = [None] * len(edges)
     if p_values is not None and len(effects) > 1:
         tested = adjusted(permutation_test(effects), p_values).tolist()
-    notes: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     if space.spans.index is not None:
-        notes = {"spans": list(space.spans.names), "edges of the model": space.size}
+        about = {"spans": list(space.spans.names), "edges of the model": space.size}
     return space.graph(
         (
             Edge(*key, effect=float(mean), low=low, high=high, p_value=p_value)
@@ -82,5 +84,5 @@ def effects_graph(
         corrupted=float(corrupted.double().mean()),
         examples=len(clean),
         versions=versions(),
-        notes=notes,
+        notes={**about, **(notes or {})},
     )

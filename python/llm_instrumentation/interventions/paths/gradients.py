@@ -62,7 +62,7 @@ def gradients(
 
     edits = [apply(graph.blocks[0].layer, lambda _: leaf, side="input")]
     for number, readers in enumerate(graph.readers):
-        edits.append(apply(readers.norm, keep(residuals, number), side="input"))
+        edits.append(apply(readers.at, keep(residuals, number), side="input"))
         if readers.kind == "logits":
             edits.append(apply(readers.norm, keep_own(number)))
             continue
@@ -121,7 +121,7 @@ def _into_heads(
     by_head = gradient.reshape(*gradient.shape[:2], heads, -1)
     number = torch.arange(heads, device=gradient.device)
     found: list[Tensor] = [gradient] * (3 * heads)
-    # Heads that share a key have its gradient together. So one head of each group has its turn.
+    # Heads that share columns have their gradient together. So one head of each group has its turn.
     for turn in range(block.group):
         alone = (by_head * (number % block.group == turn)[:, None]).reshape(gradient.shape)
         gradients = torch.autograd.grad(
@@ -131,7 +131,7 @@ def _into_heads(
         of = dict(zip(names, gradients, strict=True))
         for head in range(turn, heads, block.group):
             for at, kind in enumerate(INPUTS):
-                place = block.heads.columns(head, kind)
+                place = block.reads(head, kind)
                 weight, _ = linear(graph.module(place.module), place.module)
                 found[3 * head + at] = of[place.module][..., place.columns] @ weight[place.columns]
     return torch.stack(found)

@@ -16,7 +16,7 @@ from ..metrics import Metric
 from ..prompts import Prompts
 from .edge_effects import precise
 from .edge_space import EdgeSpace, Ends
-from .residuals import Written, behind_norm, linear
+from .residuals import Change, behind_norm, linear
 from .spans import Spans
 
 __all__ = ["Patched"]
@@ -37,7 +37,7 @@ class Patched:
 
     def __init__(
         self, space: EdgeSpace, spans: Spans, batch: Prompts, inputs: dict[str, Tensor],
-        metric: Metric, difference: Written, edges: Sequence[Ends],
+        metric: Metric, difference: Change, edges: Sequence[Ends],
     ) -> None:  # fmt: skip
         self._graph = space.decoder
         self._spans = spans.on(difference.values[0].device)
@@ -127,7 +127,7 @@ class Patched:
             kept[:] = [residual]
             return residual
 
-        yield apply(readers.norm, keep, side="input")
+        yield apply(readers.at, keep, side="input")
         block = graph.blocks[readers.layer]
         if readers.kind == "mlp":
             yield apply(
@@ -148,7 +148,7 @@ class Patched:
                     both = [behind_norm(graph, readers.norm, one) for one in (new, residual)]
                     for kind in kinds:
                         if kind in edge.inputs:
-                            columns = block.heads.columns(cast(int, edge.head), kind).columns
+                            columns = block.reads(cast(int, edge.head), kind).columns
                             ends = [one @ weight[columns].T for one in both]
                             returned[rows, ..., columns] += ends[0] - ends[1]
                 return returned

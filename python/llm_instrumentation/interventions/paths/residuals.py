@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedError
-from ..decoders import PreNormDecoder
+from ..decoders import PostNorms, PreNormDecoder
 from ..edits import Edit, apply
 from ..installed import intervene
 from ..metrics import widened
+from .mixing import check_apart
+from .post_norms import written_change
 
-__all__ = ["Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
+__all__ = ["Change", "Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
 
 # A sum in another order than the model's differs less than this, also in bfloat16.
 _ROUNDING = 0.02
@@ -62,32 +64,10 @@ class Written:
         self.decoder = decoder
         self.values = list(values)
 
-    def minus(self, other: Written) -> Written:
-        """The difference of two runs, in float32 or float64."""
-        pairs = zip(self.values, other.values, strict=True)
-        return Written(self.decoder, [widened(one) - widened(another) for one, another in pairs])
-
-    def spread(self, number: int) -> Tensor:
-        """What the nodes of one of the writers add to the residual stream.
-
-        The bias of an output projection belongs to no head.
-
-        Returns:
-            [nodes, batch, tokens, width].
-        """
-        return spread(self.decoder, number, self.values[number])
-
-    def of_node(self, number: int) -> Tensor:
-        """What one node adds to the residual stream: [batch, tokens, width]."""
-        at = next(i for i, one in enumerate(self.decoder.writers) if number < one.end)
-        writers = self.decoder.writers[at]
-        if writers.kind != "heads":
-            return self.values[at]
-        block = self.decoder.blocks[writers.layer]
-        columns = block.heads.columns(number - writers.begin).columns
-        weight, _ = linear(self.decoder.module(block.out), block.out)
-        value = self.values[at][..., columns]
-        return value @ weight[:, columns].to(value.dtype).T
+    def minus(self, other: Written) -> Change:
+        """What the nodes write in this run, minus what they write in another."""
+        pairs = enumerate(zip(self.values, other.values, strict=True))
+        return Change(other, {at: widened(one) - widened(another) for at, (one, another) in pairs})
 
     def residuals(self) -> list[Tensor]:
         """What each of `decoder.readers` reads: [batch, tokens, width] of each."""
@@ -97,26 +77,93 @@ class Written:
                 block = self.decoder.blocks[writers.layer]
                 weight, bias = linear(self.decoder.module(block.out), block.out)
                 value = nn.functional.linear(value, weight, bias)
+                value = behind_norm(self.decoder, block.post_norm, value)
             after.append(after[-1] + value)
         ends = {writers.end: at for at, writers in enumerate(self.decoder.writers)}
         return [after[ends[readers.upstream]] for readers in self.decoder.readers]
 
 
-def spread(decoder: PreNormDecoder, number: int, value: Tensor) -> Tensor:
-    """As `Written.spread`, of one value."""
-    writers = decoder.writers[number]
-    if writers.kind != "heads":
-        return value[None]
-    block = decoder.blocks[writers.layer]
-    weight, _ = linear(decoder.module(block.out), block.out)
-    heads = len(writers.nodes)
-    by_head = value.reshape(*value.shape[:2], heads, -1)
-    columns = weight.to(value.dtype).reshape(len(weight), heads, -1)
-    return torch.einsum("bthe,dhe->hbtd", by_head, columns)
+class Change:
+    """How what the nodes of a decoder write differs from a run.
+
+    Args:
+        base: what they write in the run.
+        values: by the number of the writers, as in `Written`, in float32 or float64.
+    """
+
+    def __init__(self, base: Written, values: dict[int, Tensor]) -> None:
+        self.decoder = base.decoder
+        self.values = values
+        self._base = base
+
+    def spread(self, number: int, post_norms: PostNorms = "recomputed") -> Tensor:
+        """What the nodes of one of the writers add to the residual stream, each alone.
+
+        Args:
+            number: of the writers.
+            post_norms: how a head passes the norm behind the heads, see `PostNorms`.
+
+        Returns:
+            [nodes, batch, tokens, width].
+        """
+        return self.written(number, self.before_norm(number), post_norms)
+
+    def of_node(self, number: int) -> Tensor:
+        """What one node alone adds to the residual stream: [batch, tokens, width]."""
+        at = next(i for i, one in enumerate(self.decoder.writers) if number < one.end)
+        writers = self.decoder.writers[at]
+        if writers.kind != "heads":
+            return self.values[at]
+        block = self.decoder.blocks[writers.layer]
+        columns = block.heads.columns(number - writers.begin).columns
+        weight, _ = linear(self.decoder.module(block.out), block.out)
+        value = self.values[at][..., columns]
+        return self.written(at, (value @ weight[:, columns].to(value.dtype).T)[None])[0]
+
+    def before_norm(self, number: int) -> Tensor:
+        """What the nodes of one of the writers return, before a norm behind heads.
+
+        The bias of an output projection belongs to no head.
+
+        Returns:
+            [nodes, batch, tokens, width].
+        """
+        value = self.values[number]
+        writers = self.decoder.writers[number]
+        if writers.kind != "heads":
+            return value[None]
+        block = self.decoder.blocks[writers.layer]
+        weight, _ = linear(self.decoder.module(block.out), block.out)
+        heads = len(writers.nodes)
+        by_head = value.reshape(*value.shape[:2], heads, -1)
+        columns = weight.to(value.dtype).reshape(len(weight), heads, -1)
+        return torch.einsum("bthe,dhe->hbtd", by_head, columns)
+
+    def written(
+        self, number: int, returned: Tensor, post_norms: PostNorms = "recomputed"
+    ) -> Tensor:
+        """What changes of what nodes return change in the residual stream, each of them alone.
+
+        Args:
+            number: of the writers.
+            returned: the changes before a norm behind heads, [several, batch, tokens, width].
+            post_norms: see `PostNorms`.
+        """
+        writers = self.decoder.writers[number]
+        name = self.decoder.blocks[writers.layer].post_norm
+        if writers.kind != "heads" or not name:
+            return returned
+        block = self.decoder.blocks[writers.layer]
+        weight, bias = linear(self.decoder.module(block.out), block.out)
+        together = nn.functional.linear(self._base.values[number], weight, bias)
+        norm = self.decoder.module(name)
+        return written_change(norm, name, widened(together), returned, post_norms)
 
 
 def behind_norm(decoder: PreNormDecoder, norm: str, residual: Tensor) -> Tensor:
-    """What a norm makes of a residual stream. Hooks of the norm do not run."""
+    """What a norm makes of a residual stream; "": no norm. Hooks of the norm do not run."""
+    if not norm:
+        return residual
     found: Tensor = decoder.module(norm).forward(residual)
     return found
 
@@ -130,6 +177,8 @@ def before_norm(decoder: PreNormDecoder, norm: str, residual: Tensor, gradients:
         residual: its input, [batch, tokens, width].
         gradients: at its output, [several, batch, tokens, width].
     """
+    if not norm:
+        return gradients
     with torch.enable_grad():
         leaf = residual.detach().expand(gradients.shape).requires_grad_()
         output = behind_norm(decoder, norm, leaf)
@@ -182,7 +231,7 @@ def written(
         edits.append(apply(layer, keep(values, number), side=side))  # type: ignore[arg-type]
     if check:
         for number, readers in enumerate(decoder.readers):
-            edits.append(apply(readers.norm, keep(read, number), side="input"))
+            edits.append(apply(readers.at, keep(read, number), side="input"))
             if readers.kind == "logits":
                 continue
             block = decoder.blocks[readers.layer]
@@ -195,6 +244,7 @@ def written(
     found = Written(decoder, [values[number] for number in range(len(decoder.writers))])
     if check:
         _check(decoder, found, read, normed)
+        check_apart(decoder, inputs)
     return found, output
 
 
@@ -208,8 +258,9 @@ def _check(
         for number, value in received.items():
             norm = decoder.readers[number].norm
             if not _alike(value, behind_norm(decoder, norm, read[number])):
+                wanted = f"{norm!r} returns" if norm else f"{decoder.readers[number].at!r} does"
                 raise UnsupportedError(
-                    f"{part!r} receives something else than {norm!r} returns, so "
+                    f"{part!r} receives something else than {wanted}, so "
                     f"{type(decoder.model).__name__} is not as its layout says; see "
                     "register_decoder"
                 )
@@ -218,10 +269,9 @@ def _check(
         if not _alike(read[number], residual):
             error = (read[number] - residual).float().norm() / read[number].float().norm()
             raise UnsupportedError(
-                f"{readers.norm!r} receives something else than the sum of what the embeddings, "
+                f"{readers.at!r} receives something else than the sum of what the embeddings, "
                 f"heads and MLPs before it have written: they differ by {float(error):.0%}. So "
-                f"{type(decoder.model).__name__} is no pre-norm decoder as its layout says; see "
-                "register_decoder"
+                f"{type(decoder.model).__name__} is not as its layout says; see register_decoder"
             )
 
 

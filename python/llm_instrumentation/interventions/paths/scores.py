@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...analysis.causal_graph import EdgeKey
 from ...errors import InvalidArgumentError
+from ..decoders import PostNorms
 from .edge_space import EdgeBlock, EdgeSpace
-from .residuals import Written
+from .residuals import Change
 from .spans import Spans
 
 __all__ = ["Scores", "add_products"]
@@ -94,7 +95,7 @@ class Scores:
 
 def add_products(
     scores: Scores, rows: slice, spans: Spans, blocks: Sequence[EdgeBlock], gradients: Tensor,
-    difference: Written, weight: float,
+    difference: Change, weight: float, post_norms: PostNorms,
 ) -> None:  # fmt: skip
     """Adds the effects of edges: what the sources write differently, times the gradients.
 
@@ -106,6 +107,7 @@ def add_products(
         gradients: at the inputs of the targets, [targets, batch, tokens, width].
         difference: what all nodes write.
         weight: of the products.
+        post_norms: how heads pass the norm behind them.
     """
     upstream = blocks[0].upstream
     batch = gradients.shape[1]
@@ -113,7 +115,7 @@ def add_products(
     # One layer's heads at a time: all nodes together would take the memory of the whole model.
     for number, writers in enumerate(difference.decoder.writers):
         if writers.end <= upstream:
-            sources = difference.spread(number).to(gradients.dtype)
+            sources = difference.spread(number, post_norms).to(gradients.dtype)
             products.append((weight * _by_span(sources, gradients, spans)).cpu())
     together = torch.cat(products, 2)
     for block in blocks:
