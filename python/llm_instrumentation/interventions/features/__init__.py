@@ -1,0 +1,33 @@
+"""Features of sparse autoencoders and transcoders as parts of a model: splicing, effects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from .attribution import feature_attribution, feature_patching
+    from .effects import FeatureEffects, FeatureNode
+    from .splicing import Spliced, splice
+
+__all__ = [
+    "FeatureEffects",
+    "FeatureNode",
+    "Spliced",
+    "feature_attribution",
+    "feature_patching",
+    "splice",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "FeatureEffects": ".effects",
+        "FeatureNode": ".effects",
+        "Spliced": ".splicing",
+        "feature_attribution": ".attribution",
+        "feature_patching": ".attribution",
+        "splice": ".splicing",
+    },
+)
