@@ -10,7 +10,13 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader
 from llm_instrumentation.analysis.imports import import_activations
-from llm_instrumentation.analysis.neurons import QUANTILES, TopContexts, _blocks, top_contexts
+from llm_instrumentation.analysis.neurons import (
+    QUANTILES,
+    TopContexts,
+    _blocks,
+    nearest,
+    top_contexts,
+)
 from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import InvalidArgumentError
@@ -278,3 +284,108 @@ def test_the_memory_is_that_of_a_block(tmp_path):
             lambda: top_contexts(reader, "x", range(5), direction=direction, without_calls=True)
         )
     assert grown < 3 * _blocks._BLOCK_BYTES
+
+
+# ---- neighbours -----------------------------------------------------------------------------
+
+
+def scores_by_hand(vectors: Any, query: Any, metric: str) -> Any:
+    if metric == "euclidean":
+        return np.linalg.norm(vectors - query, axis=1)
+    products = vectors @ query
+    if metric == "cosine":
+        with np.errstate(invalid="ignore"):
+            products /= np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
+    return products
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_neighbours_are_those_of_all_vectors_in_memory(metric, dtype, tmp_path, small_blocks):
+    run = capture(tmp_path, [9, 1, 24, 6, 13, 40], dtype)
+    with ActivationReader(run) as reader:
+        rows = reader.rows("x")
+        vectors = rows.to_torch(torch.float64).numpy()
+        known = np.flatnonzero(~np.isnan(vectors).any(axis=1) & vectors.any(axis=1))
+        queries = np.stack([vectors[known[5]], np.array([0.3, -1, 2, 0, 0, 5])])
+        found = nearest(reader, "x", queries, 12, metric, context=4, tokenizer=Words())
+        ids, steps, positions = (rows.column(n) for n in ("token_id", "step", "position"))
+    assert found.left_out == len(vectors) - len(known) > 0 and found.searched == len(vectors)
+    for number, query in enumerate(queries):
+        scores = scores_by_hand(vectors, query, metric)
+        sign = 1 if metric == "euclidean" else -1
+        expected = sorted(known, key=lambda row: (round(sign * scores[row], 9), row))[:12]
+        assert found.rows[number].tolist() == expected
+        np.testing.assert_allclose(found.scores[number], scores[expected], atol=1e-12)
+        for one in found[number]:
+            place = (ids[one.row], steps[one.row], positions[one.row])
+            assert (one.token_ids[one.peak], one.step, one.position) == place
+            assert one.value == one.values[one.peak] and len(one.values) <= 4
+    if metric != "dot":
+        assert found.scores[0, 0] == pytest.approx(1.0 if metric == "cosine" else 0.0, abs=1e-12)
+
+
+def test_equal_vectors_are_told_in_the_order_of_capture(tmp_path):
+    """Also where the rounding of a product of matrices differs within a block."""
+    generator = torch.Generator().manual_seed(0)
+    with capturing(tmp_path / "run.stream") as put:
+        put("x", torch.randn(1024, generator=generator).expand(501, 1024), step=0)
+        put("x", torch.randn(30, 1024, generator=generator), step=1)
+    query = torch.randn(1024, generator=generator)
+    for metric in ("cosine", "dot", "euclidean"):
+        found = nearest(tmp_path / "run.stream", "x", query, 531, metric, without_calls=True)
+        equal = found.rows[0][found.rows[0] < 501]
+        assert equal.tolist() == list(range(501))
+
+
+def test_fewer_rows_than_asked_for_are_all_told(tmp_path):
+    with capturing(tmp_path / "run.stream") as put:
+        put("x", torch.tensor([[1.0, 0.0], [0.0, 0.0], [torch.inf, 1.0], [1.0, 1.0]]), step=0)
+    found = nearest(tmp_path / "run.stream", "x", [2, 0], without_calls=True)
+    assert (found.rows.tolist(), found.left_out) == ([[0, 3]], 2)
+    np.testing.assert_allclose(found.scores, [[1.0, 0.5**0.5]])
+    found = nearest(tmp_path / "run.stream", "x", [2, 0], metric="euclidean", without_calls=True)
+    assert (found.rows.tolist(), found.left_out) == ([[0, 3, 1]], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "l2"}, r"metric = 'l2': choose one of 'cosine', 'dot', 'euclidean'"),
+        ({"vectors": np.zeros(6)}, r"vector 0 is zero, so it has no cosine"),
+        ({"vectors": np.ones(5)}, r"vectors has the shape \[5\], .* have 6"),
+        ({"vectors": [np.ones(6), np.full(6, np.inf)]}, r"vectors has NaN or infinite"),
+        ({"vectors": "seven"}, r"vectors: give a vector of real numbers"),
+        ({"k": 0}, r"k = 0"),
+        ({"context": 0}, r"context = 0"),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_be_made_is_refused(arguments, message, tmp_path):
+    run = capture(tmp_path, [9, 1])
+    with pytest.raises(InvalidArgumentError, match=message):
+        nearest(run, "x", **{"vectors": np.ones(6), **arguments})
+
+
+def test_a_layer_without_any_score_is_refused(tmp_path):
+    with capturing(tmp_path / "run.stream") as put:
+        put("x", torch.zeros(3, 2), step=0)
+    with pytest.raises(InvalidArgumentError, match="no row of 'x' has a cosine score"):
+        nearest(tmp_path / "run.stream", "x", [1, 2], without_calls=True)
+
+
+def test_neighbours_are_shown_as_text_and_table(tmp_path):
+    run = capture(tmp_path, [9, 30])
+    found = nearest(run, "x", np.eye(6)[:2], 3, tokenizer=Words())
+    assert len(found) == 2 and "2 vectors, 39 rows" in repr(found)
+    assert str(found[0][0]) in str(found) and str(found[0][0].step) in str(found.to_pandas())
+    assert found.to_arrow()["vector"].to_pylist() == [0, 0, 0, 1, 1, 1]
+    assert "<table" in found._repr_html_()
+
+
+def test_the_memory_of_a_search_is_that_of_some_blocks(tmp_path):
+    run = large(tmp_path / "run.stream")
+    with ActivationReader(run) as reader:
+        queries = np.eye(2048)[:4]
+        nearest(reader, "x", queries, without_calls=True, max_rows=2000)
+        grown = peak_growth(lambda: nearest(reader, "x", queries, without_calls=True))
+    assert grown < 5 * _blocks._BLOCK_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..reading.opened import Capture, opened
 from ..reading.selection import Selector
 from ..rows import Rows
 from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts
+from ._around import contexts_around
 from ._blocks import as_vectors, at_least, rows_of_layer, vector_blocks, width_of
 
 if TYPE_CHECKING:
@@ -313,9 +314,13 @@ def top_contexts(
         with steps_bar("units", progress) as told:
             values = chosen.values(rows, max_bytes, lambda done: told(done, len(rows), ""))
         order = TextOrder(text_order(rows), context)
-        ends = [
-            _contexts(rows, order, values, sign, k, TokenTexts(tokenizer)) for sign in (1.0, -1.0)
-        ]
+        texts = TokenTexts(tokenizer)
+        ends = []
+        for sign in (1.0, -1.0):
+            best = [_best(sign * of_unit, order, k) for of_unit in values]
+            ends.append(
+                contexts_around(rows, order, best, lambda number, at: values[number, at], texts)
+            )
     found = [
         Unit(
             layer=layer, name=name, unit=number, **_statistics(of_unit), contexts=high, lowest=low,
@@ -396,8 +401,9 @@ class _Chosen:
             for first, vectors in vector_blocks(rows, told):
                 part = found[:, first : first + len(vectors)]
                 part[:several] = vectors[:, self._numbers].T
-                if len(self._directions):
-                    part[several:] = self._directions @ vectors.T
+                for out, direction in zip(part[several:], self._directions, strict=True):
+                    # Not a product of matrices, whose rounding depends on the place in the block.
+                    out[:] = np.einsum("rw,w->r", vectors, direction)
         return found
 
     def effects(
@@ -494,37 +500,3 @@ def _best(values: Values, order: TextOrder, k: int) -> Ints:
     _, firsts = np.unique(order.window(known), return_index=True)
     found: Ints = known[np.sort(firsts)[:k]]
     return found
-
-
-def _contexts(
-    rows: Rows, order: TextOrder, values: Values, sign: float, k: int, texts: TokenTexts
-) -> Iterator[list[TokenContext]]:
-    """For each unit the contexts of its largest values times a sign.
-
-    The columns of all contexts are read together.
-    """
-    peaks_of = [_best(sign * of_unit, order, k) for of_unit in values]
-    peaks = np.concatenate(peaks_of)
-    found, lengths, peak = order.around(peaks)
-    ends = np.cumsum(lengths)
-    some = rows[peaks]
-    sequence, position, document = map(some.column, ("sequence", "position", "document"))
-    ids = rows[found].column("token_id")
-    at = 0
-    told = []
-    for of_unit, of in zip(values, peaks_of, strict=True):
-        contexts = []
-        for row in of.tolist():
-            tokens = slice(int(ends[at] - lengths[at]), int(ends[at]))
-            numbers = ids[tokens].tolist()
-            contexts.append(
-                TokenContext(
-                    row=row, value=float(of_unit[row]), peak=int(peak[at]),
-                    sequence=int(sequence[at]), position=int(position[at]),
-                    document=document[at], token_ids=numbers, texts=texts(numbers),
-                    values=of_unit[found[tokens]].tolist(),
-                )
-            )  # fmt: skip
-            at += 1
-        told.append(contexts)
-    return iter(told)
