@@ -295,9 +295,10 @@ class _Search:
             products = self._queries @ vectors.T
             norms = np.sqrt(np.einsum("rw,rw->r", vectors, vectors))
             both = self._norms[:, None] * norms
-            if self._metric == "cosine":
-                return -products / both - _ROUNDING
-            if self._metric == "dot":
-                return -products - _ROUNDING * both
             squares = self._norms[:, None] ** 2 + norms**2
-            return np.sqrt(np.maximum(0.0, squares * (1 - _ROUNDING) - 2 * products))
+            bounds: dict[Metric, Vectors] = {
+                "cosine": -products / both - _ROUNDING,
+                "dot": -products - _ROUNDING * both,
+                "euclidean": np.sqrt(np.maximum(0.0, squares * (1 - _ROUNDING) - 2 * products)),
+            }
+        return bounds[self._metric]
