@@ -331,8 +331,11 @@ def test_equal_vectors_are_told_in_the_order_of_capture(tmp_path):
     with capturing(tmp_path / "run.stream") as put:
         put("x", torch.randn(2048, generator=generator).expand(1001, 2048), step=0)
     query = torch.randn(2048, generator=generator)
-    found = nearest(tmp_path / "run.stream", "x", query, 1001, context=1, without_calls=True)
-    assert found.rows[0].tolist() == list(range(1001))
+    found = nearest(
+        tmp_path / "run.stream", "x", torch.stack([query, -query]), 1001, "dot", context=1,
+        without_calls=True,
+    )  # fmt: skip
+    assert found.rows.tolist() == [list(range(1001))] * 2
 
 
 def test_fewer_rows_than_asked_for_are_all_told(tmp_path):
