@@ -38,7 +38,7 @@ PACKAGE = "llm_instrumentation"
 # Functions and subscripts give objects of these classes; nobody else constructs them.
 GIVEN = {
     "ActivationRows", "ActivationView", "Applied", "ParsedTrace", "PreNormDecoder", "RemoteRun",
-    "Rows", "SAEFeatures",
+    "Neighbours", "Rows", "SAEFeatures", "TopContexts",
 }  # fmt: skip
 
 _SECTION = re.compile(r"^## .*$", re.MULTILINE)

@@ -545,3 +545,39 @@ def test_nulls_where_the_format_has_none_end_the_calls(llama, ids, path):
     with ActivationReader(path) as reader:
         with pytest.raises(NoCallsError, match=r"no call for 'model\.layers\.0'"):
             reader.rows("model.layers.0")
+
+
+def test_arguments_and_gradients_have_rows_as_outputs_have(path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    how = InstrumentationConfig.balanced().with_layers("transformer.h.*").with_float32()
+    with capture_activations(model, path, config=how.with_inputs().with_gradients()):
+        model(ids, labels=ids).loss.backward()
+    with ActivationReader(path) as reader:
+        output = reader.rows("transformer.h.0")
+        given = reader.rows("transformer.h.1!input")
+        gradient = reader.rows("transformer.h.1!grad")
+        assert given.column("token_id").tolist() == ids.flatten().tolist()
+        assert torch.equal(given.to_torch(), output.to_torch())
+        whole = reader["transformer.h.1!grad"][0].to_torch()
+        assert torch.equal(gradient.to_torch(), whole.flatten(0, 1))
+
+
+def test_what_a_decoder_is_given_of_the_encoder_has_the_rows_of_the_encoder(path):
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids, decoded = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7, 8]])
+    how = InstrumentationConfig.balanced().with_layers("*EncDecAttention").with_inputs()
+    with torch.no_grad(), capture_activations(model, path, config=how):
+        model(input_ids=ids, decoder_input_ids=decoded)
+    with ActivationReader(path) as reader:
+        name = "decoder.block.0.layer.1.EncDecAttention"
+        rows = reader.rows(f"{name}['key_value_states']!input")
+        assert rows.column("token_id").tolist() == [3, 4, 5]
+        assert reader.rows(name).column("token_id").tolist() == [6, 7, 8]

@@ -413,9 +413,9 @@ def test_a_model_whose_unembedding_is_not_all_is_refused(model_type, others):
     sae = SimpleNamespace(W_dec=torch.ones(1, matrix.shape[1]))
     if others:
         with pytest.raises(InvalidArgumentError, match=f"has {others} between its last block"):
-            LogitEffects(sae, model, top=1)
+            LogitEffects(sae.W_dec, model, top=1)
     else:
-        (found,) = LogitEffects(sae, model, top=1).of(np.array([0]), lambda ids: None)
+        (found,) = LogitEffects(sae.W_dec, model, top=1).of(np.array([0]), lambda ids: None)
         assert found[0][0].token_id == int(matrix.float().sum(1).argmax())
 
 

@@ -70,7 +70,8 @@ EXTRAS = {
 HOOKS = {"core.framework", "core.hooking", "core.hooks", "core.recording"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *("analysis._model_head", "analysis.dataset", "analysis.sae", "analysis.similarity"),
+    *("analysis._model_head", "analysis.dataset", "analysis.neurons.frozen_head"),
+    *("analysis.sae", "analysis.similarity"),
     *("analysis.sparse_autoencoder", "analysis.token_rows.dataset_tokens", "analysis.training"),
     *("compat", "core", "engines", "interventions", "memory", "mrm.collector"),
 }

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._pages import page, small, units
+from .._pages import page, units
+from ..analysis.neurons.page import contexts_list, effects_line, histogram_line
 
 if TYPE_CHECKING:
-    from ..analysis.sparse_autoencoder import Feature, FeatureContext, TokenEffect
+    from ..analysis.sparse_autoencoder import Feature
 
 __all__ = ["feature_parts"]
-
-_EFFECTS = 8  # tokens that a feature raises or lowers
-_STRONGEST = 40  # percent of the colour that the largest activation gets
 
 
 def feature_parts(features: Sequence[Feature]) -> Iterator[str]:
@@ -38,9 +36,9 @@ def feature_parts(features: Sequence[Feature]) -> Iterator[str]:
                 f"largest activation is {feature.maximum:.3g}."
             )
             + _histogram(feature)
-            + _effects("promotes", feature.promoted)
-            + _effects("suppresses", feature.suppressed)
-            + _contexts(feature)
+            + effects_line("promotes", feature.promoted)
+            + effects_line("suppresses", feature.suppressed)
+            + contexts_list(feature.contexts, feature.maximum)
             + "</article>"
         )
 
@@ -55,34 +53,5 @@ def _histogram(feature: Feature) -> str:
     # The first and the last bin are open.
     begin = "0" if low == 0 else f"{HISTOGRAM_EDGES[low - 1]:.3g}"
     end = f"{HISTOGRAM_EDGES[min(high, len(HISTOGRAM_EDGES) - 1)]:.3g}"
-    told = f"Histogram of its activations from {begin} to {end}, each bar up to 1.4 times the last"
-    bars = small.bars(feature.histogram[low : high + 1], told, width=220, height=36)
-    return f'<p class="bars">{escape(begin)} {bars} {escape(end)}</p>'
-
-
-def _effects(what: str, effects: Sequence[TokenEffect] | None) -> str:
-    if not effects:
-        return ""
-    listed = ", ".join(f"{effect} {effect.value:.2g}" for effect in effects[:_EFFECTS])
-    return page.paragraph(f"It {what} {listed}")
-
-
-def _contexts(feature: Feature) -> str:
-    items = "".join(
-        f"<li><b>{context.value:.3g}</b> <span>{_tokens(context, feature.maximum)}</span></li>"
-        for context in feature.contexts
-    )
-    return f'<ol class="contexts">{items}</ol>' if items else ""
-
-
-def _tokens(context: FeatureContext, maximum: float) -> str:
-    told = []
-    for number, (word, value) in enumerate(zip(context.words(), context.values, strict=True)):
-        text = escape(word)
-        if number == context.peak:
-            text = f"<u>{text}</u>"
-        if value > 0 and maximum > 0:
-            share = round(_STRONGEST * min(1.0, value / maximum))
-            text = f'<mark style="--share: {share}%">{text}</mark>'
-        told.append(text)
-    return "".join(told)
+    told = "Histogram of its activations, each bar up to 1.4 times the last,"
+    return histogram_line(feature.histogram[low : high + 1], begin, end, told)

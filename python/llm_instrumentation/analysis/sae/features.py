@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...errors import InvalidArgumentError
 from ...progress.bars import steps_bar
 from ..dataset import ActivationDataset
+from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts
 from .folder import one_sae
 from .logits import LogitEffects, TokenEffect
 from .rows import LayerRows, RowEncoder
@@ -44,52 +45,8 @@ _BINS = len(HISTOGRAM_EDGES) + 1
 _TOKENS = 1 << 22  # of contexts, that are in memory together
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureContext:
-    """Tokens of a text around one on which a feature is active.
-
-    `str` of it is a line with that token as ``«this»``.
-
-    Attributes:
-        row: the place of that token in the rows of the data set, in the order of capture.
-        value: the feature's activation there.
-        peak: its place among these tokens.
-        sequence: number of the text in its capture; -1: unknown.
-        position: its place in the text; -1: unknown.
-        document: the label of the text, or None.
-        token_ids: the ids of the tokens; -1: unknown.
-        texts: the tokens' texts; None: no tokenizer was given.
-        values: the feature's activations.
-    """
-
-    row: int
-    value: float
-    peak: int
-    sequence: int
-    position: int
-    document: str | None
-    token_ids: list[int]
-    texts: list[str | None] | None
-    values: list[float]
-
-    def words(self) -> list[str]:
-        """The tokens as people read them: ``↵`` for a new line, ``[7]`` for an id without text."""
-        texts = self.texts or [None] * len(self.token_ids)
-        return [
-            _printable(text) if text is not None else f"[{number}]" if number >= 0 else "[?]"
-            for number, text in zip(self.token_ids, texts, strict=True)
-        ]
-
-    def __str__(self) -> str:
-        """The tokens as a line of text, with the one of the activation as ``«this»``."""
-        words = self.words()
-        words[self.peak] = f"«{words[self.peak]}»"
-        return "".join(words)
-
-
-def _printable(text: str) -> str:
-    shown = {"\n": "↵", "\t": "→"}
-    return "".join(one if one.isprintable() else shown.get(one, "·") for one in text)
+#: Tokens of a text around one on which a feature is active.
+FeatureContext = TokenContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,63 +75,6 @@ class Feature:
     contexts: list[FeatureContext]
     promoted: list[TokenEffect] | None
     suppressed: list[TokenEffect] | None
-
-
-class _Decoded:
-    """The texts of tokens, each decoded once."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str | None] = {-1: None}
-
-    def __call__(self, token_ids: list[int]) -> list[str | None] | None:
-        if self._tokenizer is None:
-            return None
-        for number in token_ids:
-            if number not in self._texts:
-                self._texts[number] = self._tokenizer.decode([number])
-        return [self._texts[number] for number in token_ids]
-
-
-class _TextOrder:
-    """Which rows are of one text, in which order.
-
-    Attributes:
-        order: the rows, text by text.
-        rank: the place of each row in `order`.
-    """
-
-    def __init__(self, rows: LayerRows, context: int) -> None:
-        self.order, starts, lengths = rows.text_order()
-        self.rank = np.empty_like(self.order)
-        self.rank[self.order] = np.arange(len(self.order))
-        self._context = context
-        self._starts, self._ends = starts, starts + lengths
-        windows = -(-lengths // context)
-        self._windows = np.cumsum(windows) - windows
-
-    def window(self, rows: Ints) -> Ints:
-        """The number of the window that each row is in: a text is cut into windows."""
-        rank = self.rank[rows]
-        text = np.searchsorted(self._starts, rank, side="right") - 1
-        found: Ints = self._windows[text] + (rank - self._starts[text]) // self._context
-        return found
-
-    def around(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """The tokens around each row, as many before as behind, at most `context` in all.
-
-        Returns:
-            the tokens' rows, one context after the other; the tokens of each context; and the place
-            of the row in it.
-        """
-        rank = self.rank[rows]
-        text = np.searchsorted(self._starts, rank, side="right") - 1
-        first = rank - self._context // 2
-        begin = np.maximum(first, self._starts[text])
-        end = np.minimum(first + self._context, self._ends[text])
-        lengths = end - begin
-        ranks = np.repeat(begin - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        return self.order[ranks], lengths, rank - begin
 
 
 class SAEFeatures:
@@ -218,8 +118,8 @@ class SAEFeatures:
         self.context = context
         self._encoder = encoder
         self._batch_size = batch_size
-        self._texts = _TextOrder(encoder.rows, context)
-        self._decoded = _Decoded(tokenizer)
+        self._texts = TextOrder(encoder.rows.text_order(), context)
+        self._decoded = TokenTexts(tokenizer)
         self._effects = effects
 
     @property
@@ -441,7 +341,7 @@ def describe_features(
         check_count("max_rows", max_rows)
     name, sae = one_sae(saes, layer, device)
     encoder = RowEncoder(sae, LayerRows(data, name, max_rows), features)
-    effects = None if unembedding is None else LogitEffects(sae, unembedding, logits)
+    effects = None if unembedding is None else LogitEffects(sae.W_dec.detach(), unembedding, logits)
     found = SAEFeatures(encoder, data.batch_size, top, context, tokenizer, effects)
     with steps_bar("features", progress) as told:
         found._read(told)

@@ -1,4 +1,4 @@
-"""The tokens whose logits the features of a sparse autoencoder raise and lower the most."""
+"""The tokens whose logits some directions raise and lower the most, as those of features."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _VOCABULARY = 4096  # tokens whose rows of the unembedding are converted togethe
 
 @dataclasses.dataclass(frozen=True)
 class TokenEffect:
-    """The effect of a feature on the logit of a token.
+    """The effect of a feature, a unit or a direction on the logit of a token.
 
     Attributes:
         token_id: the token.
         text: its text; None: no tokenizer was given.
-        value: the effect: decoder times unembedding, for an activation of 1.
+        value: the effect: what is written, as a row of the decoder, times the unembedding, for an
+            activation of 1.
     """
 
     token_id: int
@@ -43,17 +44,18 @@ class TokenEffect:
 
 #: Gives the texts of tokens; None: there is no tokenizer.
 Texts: TypeAlias = "Callable[[list[int]], list[str | None] | None]"
-#: The promoted tokens of a feature, and the suppressed ones.
+#: The promoted tokens of a direction, and the suppressed ones.
 Effects: TypeAlias = "tuple[list[TokenEffect], list[TokenEffect]]"
 
 
 class LogitEffects:
-    """What features do to the logits of tokens: decoder times unembedding, in float32.
+    """What directions do to the logits of tokens: direction times unembedding, in float32.
 
     So norms, scales and soft caps are left out. Scales keep the order of tokens, and so do caps.
 
     Args:
-        sae: an autoencoder, see `RowEncoder`.
+        directions: [directions, width], in the basis of the residual stream. Those of the features
+            of an autoencoder are the rows of its decoder.
         unembedding: the matrix [vocabulary, width], or a model of transformers, whose output
             embeddings are taken. It runs, see `ModelHead`.
         top: tokens of each kind.
@@ -64,39 +66,39 @@ class LogitEffects:
         UnsupportedError: it is not known what the model does behind its last block.
     """
 
-    def __init__(self, sae: Any, unembedding: nn.Module | Tensor, top: int) -> None:
-        self._decoder: Tensor = sae.W_dec.detach()
+    def __init__(self, directions: Tensor, unembedding: nn.Module | Tensor, top: int) -> None:
+        self._directions = directions
         self._matrix = _unembedding(unembedding)
-        shape, width = list(self._matrix.shape), self._decoder.shape[1]
+        shape, width = list(self._matrix.shape), self._directions.shape[1]
         if len(shape) != 2 or shape[1] != width:
             raise InvalidArgumentError(
-                f"the unembedding has the shape {shape}, the autoencoder needs "
+                f"the unembedding has the shape {shape}, a direction of {width} values needs "
                 f"[vocabulary, {width}]"
             )
         self._top = min(top, shape[0])
 
-    def of(self, features: Ints, texts: Texts) -> Iterator[Effects]:
-        """For each feature the tokens that it raises the most, and those that it lowers the most.
+    def of(self, numbers: Ints, texts: Texts) -> Iterator[Effects]:
+        """For each direction the tokens that it raises the most, and those that it lowers the most.
 
         2^24 logits are in memory, and 4,096 rows of the unembedding in float32.
 
         Args:
-            features: the numbers of the features.
+            numbers: the numbers of the directions.
             texts: gives the texts of tokens.
         """
         size = max(1, _LOGITS // len(self._matrix))
-        for first in range(0, len(features), size):
-            chosen = torch.from_numpy(features[first : first + size]).to(self._decoder.device)
-            decoder = self._decoder[chosen].float().to(self._matrix.device)
+        for first in range(0, len(numbers), size):
+            chosen = torch.from_numpy(numbers[first : first + size]).to(self._directions.device)
+            written = self._directions[chosen].float().to(self._matrix.device)
             parts = torch.split(self._matrix, _VOCABULARY)
-            logits = torch.cat([decoder @ part.float().T for part in parts], dim=1)
+            logits = torch.cat([written @ part.float().T for part in parts], dim=1)
             high = _told(*logits.topk(self._top), texts)
             low = _told(*logits.topk(self._top, largest=False), texts)
             yield from zip(high, low, strict=True)
 
 
 def _told(values: Tensor, ids: Tensor, texts: Texts) -> list[list[TokenEffect]]:
-    """The tokens of each feature."""
+    """The tokens of each direction."""
     told = []
     for numbers, effects in zip(ids.tolist(), values.tolist(), strict=True):
         words = texts(numbers) or [None] * len(numbers)

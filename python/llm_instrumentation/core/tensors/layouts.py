@@ -31,6 +31,10 @@ _FOREIGN = re.compile(
 )
 # Keys of the mappings among outputs.
 _KEY = re.compile(r"\['([^']+)'\]")
+# Arguments with the vectors of the encoder, in a decoder.
+_OF_ENCODER = ("['encoder_", "['key_value_states']")
+# Endings of the paths of arguments and gradients; see `capture_state`.
+_ENDINGS = re.compile(r"(![a-z]+)+$")
 # Caches, global tokens of sparse attention, and a vector for each text.
 _NO_TOKENS = frozenset({"mems", "state", "global", "pooler_output"})
 
@@ -92,7 +96,7 @@ class Layouts:
         for key in _KEY.findall(path):
             if is_foreign(key) or key in _NO_TOKENS:
                 return "foreign"
-        if path.startswith("['encoder_"):
+        if path.startswith(_OF_ENCODER):
             return "encoder"
         for one in (*_outwards_of_path(module, path), *_outwards(module)):
             if one in self._modules:
@@ -123,7 +127,8 @@ def _outwards(module: str) -> Iterator[str]:
 
 
 def _outwards_of_path(module: str, path: str) -> Iterator[str]:
-    """A tensor's name, and those of what it is in."""
+    """A tensor's name, and those of what it is in. Arguments and gradients are as the output."""
+    path = _ENDINGS.sub("", path)
     while path:
         yield module + path
         path = path[: path.rindex("[")]

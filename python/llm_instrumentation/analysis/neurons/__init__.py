@@ -1,0 +1,27 @@
+"""Neurons and directions: where they are active, what lies near them, and what they tell apart::
+
+    found = top_contexts("run.stream", "model.layers.3.mlp.act_fn", 7, tokenizer=tokenizer)
+    print(found)                             # the texts around its largest and smallest values
+    print(nearest("run.stream", "model.layers.3", vector, tokenizer=tokenizer))
+
+A unit is one value of a layer's vectors. A direction is any vector of that width. Everything here
+reads a capture in blocks, so the capture may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from ..token_rows.contexts import TokenContext
+from ._nearest import Metric, Neighbour, Neighbours, nearest
+from ._units import QUANTILES, TopContexts, Unit, top_contexts
+
+__all__ = [
+    "QUANTILES",
+    "Metric",
+    "Neighbour",
+    "Neighbours",
+    "TokenContext",
+    "TopContexts",
+    "Unit",
+    "nearest",
+    "top_contexts",
+]

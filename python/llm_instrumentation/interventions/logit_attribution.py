@@ -1,0 +1,308 @@
+"""Direct logit attribution: what each part of a decoder adds to a logit, from a capture::
+
+    config.with_layers(attribution_layers(model)).with_inputs()
+    with capture_activations(model, "run.stream", config=config):
+        model(ids)
+    found = direct_logit_attribution("run.stream", model, token=paris, against=rome)
+    print(found)                             # the heads and MLPs that add the most
+
+The residual stream of a pre-norm decoder is the sum of the embeddings and of what each attention
+and each MLP has added. With the scale of the last norm held fixed, a logit is the same sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from .._extras import extra
+from .._html import block, table
+from ..analysis.neurons.frozen_head import FrozenHead, LogitMap
+from ..analysis.reader import ActivationReader, UnknownActivationError
+from ..analysis.reading.opened import Capture, opened
+from ..analysis.rows import Rows
+from ..analysis.token_rows.text_rows import rows_of_texts, token_labels
+from ..core.tensors.capture_state import INPUT
+from ..errors import InvalidArgumentError, UnsupportedError
+from .decoders import PreNormDecoder, decoder
+from .paths.residuals import check_linear, linear
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LogitAttribution", "attribution_layers", "direct_logit_attribution"]
+
+Values = npt.NDArray[np.float64]
+
+# The captured parts of a sum differ from the captured sum less than this, also in bfloat16.
+_ROUNDING = 0.02
+_SHOWN = 15  # parts in a text
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LogitAttribution:
+    """What each part adds to the logit of a token, at each position of a text.
+
+    The logit at a position is the model's prediction of the token behind it. A notebook shows the
+    parts that add the most at the last position, and `print` writes them.
+
+    Attributes:
+        parts: the names: "input" for the embeddings, "a3" for an attention or "a3.h2" for one of
+            its heads, "a3.bias" for the bias of its output projection beside heads, "m3" for an
+            MLP, and "bias" for the biases of the last norm and of the unembedding.
+        tokens: a label for each position: the token's text, or else its id.
+        positions: int64 [positions]: the places in the text.
+        targets: int64 [positions]: the tokens whose logits these are.
+        against: the token whose logit is taken away; None: none.
+        values: float64 [parts, positions]: what each part adds.
+        logits: float64 [positions]: the logits, from the residual stream before the last norm.
+        rounding: float64 [positions]: the logit minus the sum of all parts. It is what the capture
+            and the model have rounded.
+    """
+
+    parts: tuple[str, ...]
+    tokens: tuple[str, ...]
+    positions: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    against: int | None
+    values: Values
+    logits: Values
+    rounding: Values
+
+    def __getitem__(self, part: str) -> Values:
+        """What a part adds at each position.
+
+        Raises:
+            InvalidArgumentError: there is no such part.
+        """
+        if part not in self.parts:
+            raise InvalidArgumentError(f"no part {part!r}: the parts are {', '.join(self.parts)}")
+        found: Values = self.values[self.parts.index(part)]
+        return found
+
+    def top(self, count: int = _SHOWN, position: int = -1) -> list[tuple[str, float]]:
+        """The parts that add or take away the most, with their values.
+
+        Args:
+            count: how many.
+            position: the place among `positions`; negative ones count from the end.
+        """
+        column = self.values[:, position]
+        order = np.argsort(-np.abs(column), kind="stable")[:count]
+        return [(self.parts[at], float(column[at])) for at in order.tolist()]
+
+    def __repr__(self) -> str:
+        return f"<LogitAttribution: {len(self.parts)} parts, {len(self.positions)} positions>"
+
+    def _told(self) -> str:
+        minus = "" if self.against is None else f" minus that of token {self.against}"
+        return (
+            f"logit of token {self.targets[-1]}{minus} behind {self.tokens[-1]!r}: "
+            f"{self.logits[-1]:.4g}"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"  {part:<10} {value:+9.4g}" for part, value in self.top()]
+        return "\n".join([self._told(), *lines])
+
+    def _repr_html_(self) -> str:
+        rows = [[part, f"{value:+.4g}"] for part, value in self.top()]
+        more = f"The first {_SHOWN}; to_pandas() has all." if len(self.parts) > _SHOWN else ""
+        return block(self._told(), table(["part", "adds"], rows, more))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The values as a table: the parts are the index, the positions the columns.
+
+        Raises:
+            MissingExtraError: pandas is not installed; the extra "report" brings it.
+        """
+        with extra("report", "A table"):
+            import pandas as pd
+
+        found: pd.DataFrame = pd.DataFrame(self.values, list(self.parts), self.positions.tolist())
+        return found
+
+
+def attribution_layers(model: nn.Module) -> list[str]:
+    """The modules that `direct_logit_attribution` needs, for `with_layers` and `with_inputs`.
+
+    Raises:
+        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or it is not known.
+    """
+    parts = decoder(model)
+    found = [parts.blocks[0].layer]
+    for one in parts.blocks:
+        found += [one.out, *([one.mlp_out] if one.mlp_out else [])]
+    return [*found, parts.readers[-1].norm]
+
+
+def direct_logit_attribution(
+    capture: Capture,
+    model: nn.Module,
+    token: int | None = None,
+    against: int | None = None,
+    *,
+    sequence: int = 0,
+    heads: bool = True,
+    tokenizer: Any = None,
+) -> LogitAttribution:
+    """Tells what each part of a decoder adds to a logit.
+
+    The scale of the last norm is held fixed, so that the logit is a sum. The effect of a part
+    through later parts is left out, as that of a head whose result another head reads. Patching and
+    edges measure it.
+
+    The parts are compared with the captured input of the last norm: their sum must be the same but
+    for rounding. The map from the residual stream to the logit is compared with the model's own
+    head, which runs on made-up tokens. All sums are in float64.
+
+    Args:
+        capture: a reader or the path of a stream, with the inputs and outputs of the modules of
+            `attribution_layers`.
+        model: the model that was captured.
+        token: the token whose logit it is, the same at all positions. None: at each position the
+            token that follows in the text; the last position is then left out.
+        against: take away the logit of this token, so that it is a difference of logits.
+        sequence: the number of the text in the capture, from 0.
+        heads: tell the heads of an attention apart.
+        tokenizer: its ``decode`` gives the texts of tokens.
+
+    Raises:
+        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or the table does not know
+            it; the parts do not add up to the residual stream; or the model does more behind its
+            last norm than the unembedding, as a soft cap.
+        UnknownActivationError: (a KeyError) a tensor was not captured; the message names it.
+        InvalidArgumentError: (a ValueError) there is no such text or token; or `token` is None and
+            the ids of the text are unknown, or it has one token.
+        NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
+    """
+    parts = decoder(model)
+    check_linear(parts)
+    norm = parts.readers[-1].norm
+    with opened(capture) as reader:
+        names = _names(reader, parts)
+        rows = rows_of_texts(reader, list(names.values()), sequence, tokenizer)
+        by_part = {part: rows[name] for part, name in names.items()}
+        stream = by_part.pop("norm")
+        labels, positions = token_labels(stream), stream.column("position").astype(np.int64)
+        kept, targets = _targets(stream, token)
+        # The vectors of a text, of one part at a time.
+        whole = stream[kept].to_torch().double()
+        head = FrozenHead(parts.model, parts.module(norm))
+        mapped = head.map(whole, targets, against)
+        found = _Sums(parts, mapped, whole, heads=heads)
+        for part, of_part in by_part.items():
+            found.add(part, of_part[kept].to_torch().double())
+    found.check()
+    values = np.stack([*found.values.values(), mapped.constants.numpy()])
+    logits = mapped.logits.numpy()
+    return LogitAttribution(
+        parts=(*found.values, "bias"),
+        tokens=tuple(labels[at] for at in kept.tolist()),
+        positions=positions[kept],
+        targets=targets.numpy(),
+        against=against,
+        values=values,
+        logits=logits,
+        rounding=logits - values.sum(0),
+    )
+
+
+def _names(reader: ActivationReader, parts: PreNormDecoder) -> dict[str, str]:
+    """The captured tensor of each part, "norm" for the input of the last norm.
+
+    Raises:
+        UnknownActivationError: one was not captured.
+    """
+    wanted = {"input": (parts.blocks[0].layer, True)}
+    for number, one in enumerate(parts.blocks):
+        wanted[f"a{number}"] = (one.out, True)
+        if one.mlp_out:
+            wanted[f"m{number}"] = (one.mlp_out, False)
+    wanted["norm"] = (parts.readers[-1].norm, True)
+    found = {}
+    for part, (module, of_input) in wanted.items():
+        # A first argument that is given by its name has the name in brackets.
+        pattern = re.escape(module) + (r"(\['hidden_states'\])?" + re.escape(INPUT)) * of_input
+        names = [name for name in reader.layers if re.fullmatch(pattern, name)]
+        if not names:
+            raise UnknownActivationError(
+                f"{reader.path} lacks the {'input' if of_input else 'output'} of {module!r}: "
+                "capture with config.with_layers(attribution_layers(model)).with_inputs()"
+            )
+        found[part] = names[0]
+    return found
+
+
+def _targets(stream: Rows, token: int | None) -> tuple[npt.NDArray[np.int64], Tensor]:
+    """The places of the rows, and the token at each whose logit is meant."""
+    if token is not None:
+        return np.arange(len(stream)), torch.full((len(stream),), token, dtype=torch.int64)
+    ids = stream.column("token_id").astype(np.int64)
+    if (ids < 0).any():
+        raise InvalidArgumentError(
+            "the capture does not have the ids of the tokens, so those that follow are unknown: "
+            "name a token"
+        )
+    if len(ids) < 2:
+        raise InvalidArgumentError("the text has one token, which none follows: name a token")
+    return np.arange(len(ids) - 1), torch.from_numpy(ids[1:].copy())
+
+
+class _Sums:
+    """What the parts add to a logit, one part after the other.
+
+    Attributes:
+        values: [positions] of each part.
+    """
+
+    def __init__(
+        self, parts: PreNormDecoder, mapped: LogitMap, whole: Tensor, *, heads: bool
+    ) -> None:
+        self._parts, self._mapped, self._whole, self._heads = parts, mapped, whole, heads
+        self._sum = torch.zeros_like(whole)
+        self.values: dict[str, Values] = {}
+
+    def add(self, part: str, vectors: Tensor) -> None:
+        """Takes a part: what the embeddings or an MLP have added, or the results of heads."""
+        directions = self._mapped.directions
+        if not part.startswith("a"):
+            self._sum += vectors
+            self.values[part] = (vectors * directions).sum(-1).numpy()
+            return
+        layer = self._parts.blocks[int(part[1:])]
+        weight, bias = linear(self._parts.module(layer.out), layer.out)
+        weight = weight.cpu().double()
+        exact = torch.zeros(len(weight)).double() if bias is None else bias.cpu().double()
+        self._sum += vectors @ weight.T + exact
+        by_column = vectors * (directions @ weight)
+        of_bias = directions @ exact
+        if not self._heads:
+            self.values[part] = (by_column.sum(-1) + of_bias).numpy()
+            return
+        of_heads = by_column.reshape(len(vectors), layer.heads.heads, -1).sum(-1)
+        for number, one in enumerate(of_heads.unbind(-1)):
+            self.values[f"{part}.h{number}"] = one.numpy()
+        if bias is not None:
+            self.values[f"{part}.bias"] = of_bias.numpy()
+
+    def check(self) -> None:
+        """
+        Raises:
+            UnsupportedError: the parts do not add up to the residual stream.
+        """
+        apart = (self._sum - self._whole).norm(dim=-1) / self._whole.norm(dim=-1).clamp_min(1e-9)
+        if not bool((apart < _ROUNDING).all()):
+            kind = type(self._parts.model).__name__
+            raise UnsupportedError(
+                f"what the embeddings, attentions and MLPs of {kind} have added differs by "
+                f"{float(apart.max()):.0%} from the input of its last norm: the capture is of "
+                "another model or was rounded too much (with_float32() keeps all digits), or "
+                f"{kind} is no pre-norm decoder as its layout says; see register_decoder"
+            )

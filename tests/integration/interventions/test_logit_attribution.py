@@ -1,0 +1,200 @@
+"""Direct logit attribution from captures, against the model's own forward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.analysis.reader import UnknownActivationError
+from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.interventions.logit_attribution import (
+    attribution_layers,
+    direct_logit_attribution,
+)
+from torch import nn
+
+IDS = torch.tensor([[5, 17, 3, 42, 8, 11], [9, 2, 30, 7, 7, 21]])
+
+
+def make(model_type: str, **fields: Any) -> nn.Module:
+    """A model whose biases and weights of norms are not those of the beginning."""
+    model = tiny_models.make(model_type, **fields).model.float().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias") or weight.dim() == 1:
+                weight.add_(torch.randn(weight.shape, generator=generator) / 4)
+    return model
+
+
+def captured(model: nn.Module, path: Path, *, ids: torch.Tensor = IDS, exact: bool = True) -> Path:
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model)).with_inputs()
+    config.with_float32(exact)
+    with torch.no_grad(), capture_activations(model, path, config=config):
+        model(ids)
+    return path
+
+
+def logits_of(model: nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model(IDS).logits.double().numpy()
+
+
+MODELS = ["gpt2", "llama", "gpt_neox", "opt", "mixtral", "gemma", "qwen2"]
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_the_parts_add_up_to_the_logits_of_the_model(model_type, tmp_path):
+    model = make(model_type)
+    run, logits = captured(model, tmp_path / "run.stream"), logits_of(model)
+    found = direct_logit_attribution(run, model, sequence=1)
+    following = logits[1, np.arange(5), IDS[1, 1:]]
+    np.testing.assert_allclose(found.logits, following, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.values.sum(0), following, rtol=1e-3, atol=1e-4)
+    assert np.abs(found.rounding).max() < 1e-4
+    assert found.targets.tolist() == IDS[1, 1:].tolist()
+    minus = direct_logit_attribution(run, model, 13, 29, heads=False)
+    np.testing.assert_allclose(
+        minus.values.sum(0), logits[0, :, 13] - logits[0, :, 29], rtol=1e-3, atol=1e-4
+    )
+    assert minus.parts[:3] == ("input", "a0", "m0") and minus.parts[-1] == "bias"
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_part_adds_what_is_missing_without_it_under_the_same_scale(model_type, tmp_path):
+    """The last norm runs on the stream without a part, and its output is brought to one scale."""
+    model = make(model_type)
+    run = captured(model, tmp_path / "run.stream")
+    found = direct_logit_attribution(run, model, 13)
+    layers = attribution_layers(model)
+    norm, head = model.get_submodule(layers[-1]), model.get_output_embeddings()
+    with ActivationReader(run) as reader:
+
+        def vectors(name: str) -> torch.Tensor:
+            names = [one for one in reader.layers if one.startswith(name) and "input" in one]
+            return reader[names[0]][0].to_torch()[0]
+
+        stream, result = vectors(layers[-1]), vectors(layers[1])
+    weight = model.get_submodule(layers[1]).weight.detach()
+    weight = weight.T if model_type == "gpt2" else weight
+    heads = [name for name in found.parts if name.startswith("a0.h")]
+    size = len(weight.T) // len(heads)
+    assert len(heads) == 4
+    with torch.no_grad():
+        zero = norm(torch.zeros(1, stream.shape[1]))
+
+        def scale(x: torch.Tensor) -> torch.Tensor:
+            has_mean = torch.allclose(norm(x), norm(x + 1), atol=1e-3)
+            x = x - x.mean(-1, keepdim=True) if has_mean else x
+            return (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+        for number, head_name in enumerate(heads):
+            columns = slice(number * size, (number + 1) * size)
+            without = stream - result[:, columns] @ weight[:, columns].T
+            normed = zero + (norm(without) - zero) * scale(without) / scale(stream)
+            missing = (head(norm(stream)) - head(normed))[:, 13]
+            np.testing.assert_allclose(found[head_name], missing, rtol=2e-3, atol=2e-4)
+
+
+def test_biases_are_parts_of_their_own(tmp_path):
+    model = make("gpt2")
+    run = captured(model, tmp_path / "run.stream")
+    by_head = direct_logit_attribution(run, model, 13)
+    by_part = direct_logit_attribution(run, model, 13, heads=False)
+    assert [one for one in by_head.parts if "bias" in one] == ["a0.bias", "a1.bias", "bias"]
+    for number in range(2):
+        heads = sum(by_head[one] for one in by_head.parts if one.startswith(f"a{number}."))
+        np.testing.assert_allclose(heads, by_part[f"a{number}"])
+    bias = (model.lm_head.weight[13] @ model.transformer.ln_f.bias).detach()
+    np.testing.assert_allclose(by_head["bias"], float(bias), rtol=1e-5)
+    without = direct_logit_attribution(
+        captured(llama := make("llama"), tmp_path / "llama.stream"), llama, 13
+    )
+    assert [one for one in without.parts if "bias" in one] == ["bias"]
+    assert not without["bias"].any()
+
+
+def test_values_of_float16_leave_a_rounding_that_is_told(tmp_path):
+    model = make("gpt2")
+    run = captured(model, tmp_path / "run.stream", exact=False)
+    found = direct_logit_attribution(run, model)
+    assert 0 < np.abs(found.rounding).max() < 0.01 * np.abs(found.logits).max()
+    np.testing.assert_allclose(found.values.sum(0) + found.rounding, found.logits)
+
+
+def test_the_result_is_shown(tmp_path):
+    model = make("gpt2")
+    found = direct_logit_attribution(captured(model, tmp_path / "run.stream"), model, 13, 29)
+    (first, value), *_ = found.top(3)
+    assert abs(value) == np.abs(found.values[:, -1]).max() and found[first][-1] == value
+    assert f"{first} " in str(found) and "minus that of token 29" in str(found)
+    assert first in found._repr_html_()
+    frame = found.to_pandas()
+    assert frame.loc[first, 5] == value and frame.shape == found.values.shape
+    with pytest.raises(InvalidArgumentError, match="no part 'a9': the parts are input, a0"):
+        found["a9"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [("gemma2", "norm what attention and MLP return"), ("bert", "norm the sum"),
+     ("t5", "it has an encoder"), ("mamba", "it is not known how")],
+)  # fmt: skip
+def test_models_that_are_no_such_sum_are_refused(model_type, message, tmp_path):
+    with pytest.raises(UnsupportedError, match=message):
+        attribution_layers(tiny_models.make(model_type).model)
+
+
+def test_logits_that_are_scaled_are_refused(tmp_path):
+    class Scaled(type(make("llama"))):
+        def forward(self, *args: Any, **how: Any) -> Any:
+            output = super().forward(*args, **how)
+            output.logits = 30 * torch.tanh(output.logits / 3)
+            return output
+
+    model = make("llama")
+    run = captured(model, tmp_path / "run.stream")
+    model.__class__ = Scaled
+    with pytest.raises(UnsupportedError, match="it scales or caps its logits"):
+        direct_logit_attribution(run, model, 13)
+
+
+def test_parts_that_do_not_add_up_are_refused(tmp_path):
+    """A capture of another model: its parts are projected by other weights."""
+    run = captured(make("gpt2"), tmp_path / "run.stream")
+    other = make("gpt2")
+    with torch.no_grad():
+        other.transformer.h[0].attn.c_proj.weight.mul_(5)
+    with pytest.raises(UnsupportedError, match=r"added differs by \d+% .* another model"):
+        direct_logit_attribution(run, other, 13)
+
+
+def test_what_was_not_captured_is_named(tmp_path):
+    model = make("gpt2")
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model))
+    with torch.no_grad(), capture_activations(model, tmp_path / "run.stream", config=config):
+        model(IDS)
+    with pytest.raises(UnknownActivationError, match=r"lacks the input of 'transformer.h.0'"):
+        direct_logit_attribution(tmp_path / "run.stream", model)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"token": 10**6}, "token 1000000: the model has"),
+        ({"token": 3, "against": -1}, "token -1: the model has"),
+        ({"token": 3, "sequence": 2}, "sequence = 2"),
+    ],
+)
+def test_wrong_arguments_are_named(how, message, tmp_path):
+    model = make("gpt2")
+    run = captured(model, tmp_path / "run.stream")
+    with pytest.raises(InvalidArgumentError, match=message):
+        direct_logit_attribution(run, model, **how)
+    with pytest.raises(InvalidArgumentError, match="one token, which none follows"):
+        direct_logit_attribution(captured(model, tmp_path / "one.stream", ids=IDS[:, :1]), model)
