@@ -39,8 +39,8 @@ help: ## List the targets
 demo: $(VENV)/.examples ## Capture a small model, with nothing but Python installed
 	HF_HUB_OFFLINE=1 $(PY) examples/basic_usage.py
 
-examples: $(VENV)/.traced-examples ## Run examples: resume, compare dtypes, a slow disk, a memory trace
-	for name in tokens_and_resume compare_dtypes slow_disk memory_trace; do \
+examples: $(VENV)/.traced-examples ## Run examples: resume, compare dtypes, a broken training, a slow disk, a memory trace
+	for name in tokens_and_resume compare_dtypes flight_training slow_disk memory_trace; do \
 		HF_HUB_OFFLINE=1 $(PY) examples/$$name.py || exit 1; \
 	done
 
@@ -69,6 +69,7 @@ test: lint docs test-go test-abi test-python test-faults ## Run every check, but
 test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release
 	-$(PY) packaging/versitygw.py
 	$(TOOLS) && $(PYTEST) tests -m "slow and not performance"
+	$(TOOLS) && OMP_NUM_THREADS=1 $(PYTEST) tests/performance/test_flight_memory.py -m slow
 	$(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) tests -m property --hypothesis-profile long --timeout 0 -n $(JOBS)
 
 # The race detector slows pure computation ten times. So -short makes the inputs of such tests few and small

@@ -491,7 +491,7 @@ typedef struct strap_stats_t {
                                that count as overflowed do not count here */
   uint64_t ring_steps;      /* steps in the ring now */
   uint64_t ring_packets;    /* packets in the ring now */
-  uint64_t ring_bytes;      /* staging memory that they hold */
+  uint64_t ring_bytes;      /* memory that they count for: in the staging memory, and their bookkeeping */
   uint64_t ring_gone_steps; /* steps that gave way to newer ones */
   uint64_t ring_gone_packets; /* packets of those, and tensors that came after their step had gone */
   int64_t ring_oldest_step; /* the least number of a step in the ring; -1: it is empty, or the step's number is unknown */

@@ -16,7 +16,18 @@ from .errors import MissingExtraError
 
 @contextmanager
 def extra(
-    name: Literal["circuits", "export", "mrm", "ray", "report", "sae", "serve", "storage"],
+    name: Literal[
+        "circuits",
+        "export",
+        "lightning",
+        "mrm",
+        "ray",
+        "report",
+        "sae",
+        "serve",
+        "storage",
+        "trainer",
+    ],
     wanted_by: str,
 ) -> Iterator[None]:
     """A block for imports from an extra of pyproject.toml::

@@ -61,6 +61,16 @@ def test_the_layer_where_dtypes_part(tmp_path):
     assert "broken:   parts at encoder.layer.3.intermediate.dense" in said
 
 
+def test_the_layer_that_broke_a_training(tmp_path):
+    said = example("flight_training.py", "--output-dir", tmp_path, cwd=tmp_path)
+    assert "step 899: loss 0.0" in said and "step 999: loss nan" in said
+    assert re.search(r"flight-000001 has the steps \d+ to 901:", said)
+    assert "mean has nan at element 160 in step 900" in said  # of text 5, which has 32 values
+    assert "made by aten.div.Tensor" in said
+    lengths = re.search(r"the words of the texts: \[(.+)\]", said).group(1).split(", ")
+    assert lengths.index("0") == 5 and lengths.count("0") == 1
+
+
 def test_the_heads_that_repeat_a_text(tmp_path):
     said = example("induction_heads.py", "--output-dir", tmp_path, cwd=tmp_path)
     model, corrupted, circuit = map(

@@ -24,8 +24,8 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "cycler", "datasets", "google_crc32c", "matplotlib", "memray", "networkx", "obstore",
-            "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "ray", "sae_lens",
+            "cycler", "datasets", "google_crc32c", "lightning", "matplotlib", "memray", "networkx",
+            "obstore", "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "ray", "sae_lens",
             "safetensors", "scipy", "starlette", "transformers", "uvicorn", "yaml",
         }:
             return None
@@ -118,6 +118,16 @@ FEATURES = {
         "obstore",
         "from llm_instrumentation import ActivationReader\n"
         'ActivationReader("s3://bucket/run.stream")',
+    ),
+    "a recorder of a Trainer": (
+        "trainer",
+        "transformers",
+        "from llm_instrumentation.flight import trainer_callback\ntrainer_callback()",
+    ),
+    "a recorder of a Trainer of Lightning": (
+        "lightning",
+        "lightning",
+        "from llm_instrumentation.flight import lightning_callback\nlightning_callback()",
     ),
     "an export to safetensors": (
         "export",

@@ -59,12 +59,14 @@ REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {
     "circuits": {"networkx", "scipy"},
     "export": {"datasets", "safetensors"},
+    "lightning": {"lightning"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "ray": {"ray"},
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},
     "serve": {"starlette", "uvicorn"},
     "storage": {"google_crc32c", "obstore"},
+    "trainer": {"transformers"},
 }
 # The parts of core that hook models. Reading a capture must not import them.
 HOOKS = {"core.framework", "core.hooking", "core.hooks", "core.recording"}

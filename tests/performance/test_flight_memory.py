@@ -10,7 +10,8 @@ import pytest
 
 MEMORY_GB = 0.1
 
-# 25,000 steps of 40 modules, each step for a request of its own. VmHWM is the peak memory.
+# 25,000 steps of 40 modules, each step for a request of its own. What each module returns takes 256
+# bytes for a row. VmHWM is the peak memory.
 PROGRAM = """
 import json, re, sys
 import torch
@@ -22,7 +23,7 @@ def status(field):
     return int(re.search(field + r":\\s+(\\d+) kB", text).group(1)) << 10
 
 model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(39)))
-x = torch.randn(16, 128)
+x = torch.randn(int(sys.argv[3]), 128)
 with torch.no_grad():
     with flight_recorder(model, sys.argv[1] + "/warm", memory_gb=0.01) as recorder:
         model(x)
@@ -46,9 +47,10 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.performance
 @pytest.mark.timeout(1800)
-def test_a_million_packets(tmp_path):
+@pytest.mark.parametrize("rows", [16, 1])
+def test_a_million_packets(tmp_path, rows):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path, str(MEMORY_GB)],
+        [sys.executable, "-c", PROGRAM, tmp_path, str(MEMORY_GB), str(rows)],
         check=False, capture_output=True, text=True, timeout=1700,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -56,6 +58,8 @@ def test_a_million_packets(tmp_path):
     print(found)
     assert found["steps"] + found["gone"] == 25_000 and found["gone"] > 10_000
     assert not found["dropped"]
-    assert found["peak"] < MEMORY_GB * 1e9 + 100e6
+    assert found["peak"] < MEMORY_GB * 1e9 + 60e6
     # The ring is full after a tenth of the steps, and soon the heap of Go has its size.
     assert found["sizes"][-1] - found["sizes"][4] < 10e6
+    if rows == 1:  # most of the memory is what Go keeps of the packets, and counts
+        assert found["sizes"][-1] < MEMORY_GB * 1e9

@@ -24,13 +24,17 @@ const (
 
 // Region is a part of the arena. Buf has the requested length.
 type Region struct {
-	Buf []byte
-	at  int // offset in the arena
-	len int // bytes that it takes in the arena
+	Buf    []byte
+	at     int // offset in the arena
+	len    int // bytes that it takes in the arena
+	beside int // bytes that count against the limit with it, and are elsewhere
 }
 
 // Offset returns where the region begins in the arena.
 func (r Region) Offset() int { return r.at }
+
+// Counted returns the bytes that were requested: those of Buf, and those that count beside it.
+func (r Region) Counted() int { return len(r.Buf) + r.beside }
 
 // Zero reports whether r was never allocated.
 func (r Region) Zero() bool { return r.len == 0 }
@@ -46,8 +50,10 @@ type Arena struct {
 
 	mu     sync.Mutex
 	free   []gap // by address; no two gaps touch each other
-	top    int   // end of the memory that was ever in regions
-	held   int64 // bytes in regions
+	used   int   // end of the memory that was ever in regions
+	top    int   // end of the memory that the system has provided
+	most   int   // the largest top so far
+	held   int64 // bytes in regions and beside them, as requested
 	live   int   // number of regions
 	closed bool
 	freed  chan struct{}
@@ -77,7 +83,7 @@ func New(limit int64) (*Arena, error) {
 func On(m *pages.Memory, from int) *Arena {
 	n := (len(m.Bytes) - from) / cacheLine * cacheLine
 	return &Arena{
-		pages: m, mem: m.Bytes[from:][:n:n], free: []gap{{0, n}}, top: n, freed: make(chan struct{}, 1),
+		pages: m, mem: m.Bytes[from:][:n:n], free: []gap{{0, n}}, used: n, top: n, most: n, freed: make(chan struct{}, 1),
 	}
 }
 
@@ -92,25 +98,26 @@ func (a *Arena) MaxRegion() int { return len(a.mem) / 4 }
 // TryAlloc found no room.
 func (a *Arena) Freed() <-chan struct{} { return a.freed }
 
-// Usage returns the bytes taken from the system now, the most bytes taken so far, and the bytes in
-// regions.
+// Usage returns the bytes taken from the system now, the most bytes taken so far, and the bytes that the
+// regions were requested with.
 func (a *Arena) Usage() (taken, peak, held int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	peak = int64(min((a.top+pageSize-1)/pageSize*pageSize, len(a.mem)))
+	whole := func(end int) int64 { return int64(min((end+pageSize-1)/pageSize*pageSize, len(a.mem))) }
 	if !a.unmapped() {
-		taken = peak
+		taken = whole(a.top)
 	}
-	return taken, peak, a.held
+	return taken, whole(a.most), a.held
 }
 
-// TryAlloc returns a region of n bytes. ok is false if there is no room until a region is freed. After
-// TryAlloc has returned a region, there is still room for a region of reserved bytes. The error is
-// InvalidArgument if n can never fit.
-func (a *Arena) TryAlloc(n, reserved int) (r Region, ok bool, err error) {
-	if n < 0 || n > len(a.mem) {
+// TryAlloc returns a region of n bytes. The bytes beside it are memory that its owner takes elsewhere, for as
+// long as it has the region. They count against the limit, so that the arena stays that much smaller. ok is
+// false if there is no room until a region is freed. After TryAlloc has returned a region, there is still room
+// for a region of reserved bytes. The error is InvalidArgument if n with beside can never fit.
+func (a *Arena) TryAlloc(n, beside, reserved int) (r Region, ok bool, err error) {
+	if n < 0 || beside < 0 || n > len(a.mem)-beside {
 		return Region{}, false, status.New(status.InvalidArgument,
-			"region of %d bytes in a staging memory of %d", n, len(a.mem))
+			"region of %d bytes and %d beside it in a staging memory of %d", n, beside, len(a.mem))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,17 +125,22 @@ func (a *Arena) TryAlloc(n, reserved int) (r Region, ok bool, err error) {
 		return Region{}, false, status.New(status.InvalidState, "the staging memory is closed")
 	}
 	need := align(max(n, 1))
+	if a.held+int64(n+beside+reserved) > a.Limit() {
+		return Region{}, false, nil
+	}
 	for i := range a.free {
 		e := &a.free[i]
 		if e.to-e.from < need || !a.fits(reserved, i, need) {
 			continue
 		}
-		r = Region{Buf: a.mem[e.from : e.from+n : e.from+n], at: e.from, len: need}
+		r = Region{Buf: a.mem[e.from : e.from+n : e.from+n], at: e.from, len: need, beside: beside}
 		if e.from += need; e.from == e.to {
 			a.free = slices.Delete(a.free, i, i+1)
 		}
-		a.top = max(a.top, r.at+need)
-		a.held += int64(n)
+		a.used = max(a.used, r.at+need)
+		a.top = max(a.top, a.used)
+		a.most = max(a.most, a.top)
+		a.held += int64(n + beside)
 		a.live++
 		return r, true, nil
 	}
@@ -157,7 +169,7 @@ func (a *Arena) Free(r Region) {
 		return
 	}
 	a.mu.Lock()
-	a.held -= int64(len(r.Buf))
+	a.held -= int64(r.Counted())
 	a.live--
 	a.put(gap{r.at, r.at + r.len})
 	if a.unmapped() {
@@ -215,5 +227,14 @@ func (a *Arena) Touch(n int64) {
 		return
 	}
 	a.pages.Touch(end)
-	a.top = end
+	a.top, a.most = end, max(a.most, end)
+}
+
+// GiveBack returns to the system what Touch has taken and no region has ever used.
+func (a *Arena) GiveBack() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed && a.used < a.top {
+		a.top = a.pages.GiveBack(a.used)
+	}
 }

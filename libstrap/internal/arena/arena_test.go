@@ -1,6 +1,7 @@
 package arena
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -11,7 +12,7 @@ import (
 
 func mustAlloc(t *testing.T, a *Arena, n int) Region {
 	t.Helper()
-	r, ok, err := a.TryAlloc(n, 0)
+	r, ok, err := a.TryAlloc(n, 0, 0)
 	if err != nil || !ok {
 		t.Fatalf("TryAlloc(%d): ok %v, err %v", n, ok, err)
 	}
@@ -44,7 +45,7 @@ func TestNeverPassesTheLimit(t *testing.T) {
 	for i := range 20_000 {
 		n := 1 << rng.IntN(22)
 		n += rng.IntN(n)
-		r, ok, err := a.TryAlloc(min(n, a.MaxRegion()), 0)
+		r, ok, err := a.TryAlloc(min(n, a.MaxRegion()), 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +78,7 @@ func TestRegionsDoNotOverlap(t *testing.T) {
 	defer a.Close()
 	var live []Region
 	for i := 0; ; i++ {
-		r, ok, err := a.TryAlloc(1+i*37%5000, 0)
+		r, ok, err := a.TryAlloc(1+i*37%5000, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +107,7 @@ func TestWakesTheWaiter(t *testing.T) {
 	defer a.Close()
 	var live []Region
 	for {
-		r, ok, err := a.TryAlloc(a.MaxRegion(), 0)
+		r, ok, err := a.TryAlloc(a.MaxRegion(), 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +130,7 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	if _, _, err := a.TryAlloc(int(a.Limit())+1, 0); !errors.Is(err, status.InvalidArgument) {
+	if _, _, err := a.TryAlloc(int(a.Limit())+1, 0, 0); !errors.Is(err, status.InvalidArgument) {
 		t.Fatalf("an oversized region: %v", err)
 	}
 }
@@ -145,7 +146,7 @@ func TestFreedRegionsGrowTogether(t *testing.T) {
 	for range 200 {
 		var live []Region
 		for {
-			r, ok, err := a.TryAlloc(rng.IntN(200_000), 0)
+			r, ok, err := a.TryAlloc(rng.IntN(200_000), 0, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -173,7 +174,7 @@ func TestMemoryOutlivesCloseAsLongAsItsRegions(t *testing.T) {
 	a.Close()
 	a.Close()
 	r.Buf[999] = 1
-	if _, _, err := a.TryAlloc(1, 0); !errors.Is(err, status.InvalidState) {
+	if _, _, err := a.TryAlloc(1, 0, 0); !errors.Is(err, status.InvalidState) {
 		t.Fatalf("a closed arena gives memory: %v", err)
 	}
 	if taken, _, _ := a.Usage(); taken == 0 {
@@ -194,7 +195,7 @@ func TestRoomThatIsReservedStays(t *testing.T) {
 	defer a.Close()
 	var taken []Region
 	for {
-		r, ok, err := a.TryAlloc(n, 4*n)
+		r, ok, err := a.TryAlloc(n, 0, 4*n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,17 +207,17 @@ func TestRoomThatIsReservedStays(t *testing.T) {
 	if want := MinLimit/n - 4; len(taken) != want {
 		t.Errorf("%d regions beside the reserved room, not %d", len(taken), want)
 	}
-	if _, ok, _ := a.TryAlloc(4*n, 0); !ok {
+	if _, ok, _ := a.TryAlloc(4*n, 0, 0); !ok {
 		t.Error("the reserved room is taken")
 	}
 	// The region must go into the small gap, so that the large one keeps the reserved room.
 	a.Free(taken[0])
 	a.Free(taken[2])
 	a.Free(taken[3])
-	if r, ok, _ := a.TryAlloc(n, 2*n); !ok || r.at != taken[0].at {
+	if r, ok, _ := a.TryAlloc(n, 0, 2*n); !ok || r.at != taken[0].at {
 		t.Errorf("taken at %d: %v", r.at, ok)
 	}
-	if _, ok, _ := a.TryAlloc(n, 2*n); ok {
+	if _, ok, _ := a.TryAlloc(n, 0, 2*n); ok {
 		t.Error("the reserved room is taken in part")
 	}
 }
@@ -234,7 +235,7 @@ func TestAnArenaInMemoryOfTheCaller(t *testing.T) {
 	if taken, _, _ := a.Usage(); a.Limit() != 1<<20-4096 || taken != a.Limit() {
 		t.Errorf("%d bytes of %d are taken", taken, a.Limit())
 	}
-	r, ok, err := a.TryAlloc(int(a.Limit()), 0)
+	r, ok, err := a.TryAlloc(int(a.Limit()), 0, 0)
 	if !ok || err != nil {
 		t.Fatalf("the whole memory: %v", err)
 	}
@@ -244,4 +245,63 @@ func TestAnArenaInMemoryOfTheCaller(t *testing.T) {
 	}
 	a.Free(r)
 	a.Close()
+}
+
+func TestBytesBesideARegionCount(t *testing.T) {
+	a, err := New(MinLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var live []Region
+	for {
+		r, ok, err := a.TryAlloc(1000, 3000, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		live = append(live, r)
+	}
+	taken, _, held := a.Usage()
+	if want := MinLimit / 4000; len(live) != want || held != int64(4000*want) || taken > 1100*int64(want) {
+		t.Errorf("%d regions of %d bytes count %d, and take %d", len(live), 1000, held, taken)
+	}
+	if _, ok, _ := a.TryAlloc(2000, 0, 0); ok {
+		t.Error("the bytes beside the regions are given to another one")
+	}
+	a.Free(live[0])
+	if _, ok, _ := a.TryAlloc(4000, 0, 0); !ok {
+		t.Error("the bytes beside a freed region still count")
+	}
+	if _, _, err := a.TryAlloc(1000, MinLimit-999, 0); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a region that never fits: %v", err)
+	}
+}
+
+func TestMemoryThatNoRegionUsedIsGivenBack(t *testing.T) {
+	const mib = 1 << 20
+	a, err := New(16 * mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	a.Touch(a.Limit())
+	r := mustAlloc(t, a, 3*mib)
+	for i := range r.Buf {
+		r.Buf[i] = 7
+	}
+	a.GiveBack()
+	if taken, most, _ := a.Usage(); taken != 4*mib || most != 16*mib { // whole huge pages
+		t.Errorf("%d bytes are taken, and %d were", taken, most)
+	}
+	if bytes.Count(r.Buf, []byte{7}) != len(r.Buf) {
+		t.Error("bytes of a region have changed")
+	}
+	large := mustAlloc(t, a, 12*mib)
+	clear(large.Buf)
+	if taken, _, _ := a.Usage(); taken != 15*mib {
+		t.Errorf("%d bytes are taken, not those of the regions", taken)
+	}
 }

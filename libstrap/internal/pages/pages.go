@@ -73,6 +73,17 @@ func (m *Memory) Touch(n int) {
 	}
 }
 
+// GiveBack lets the system take the pages behind the first n bytes, as far as no huge page has some of these.
+// It returns where the other pages end. Nothing must be in those pages. The addresses stay mapped, and the
+// system provides new pages at the next access. The pages of a file stay.
+func (m *Memory) GiveBack(n int) (end int) {
+	end = min((n+hugePage-1)/hugePage*hugePage, len(m.Bytes))
+	if m.file || end == len(m.Bytes) || !drop(m.Bytes[end:]) {
+		return len(m.Bytes)
+	}
+	return end
+}
+
 // Release keeps or unmaps the memory. used is the end of the bytes that were touched.
 func (m *Memory) Release(used int) {
 	if used == 0 || m.file || !relinquish(m.all, min((used+hugePage-1)/hugePage*hugePage, keepBytes)) {

@@ -57,6 +57,9 @@ func relinquish(b []byte, n int) bool {
 	return syscall.Madvise(b[:min(n, len(b))], unix.MADV_FREE) == nil
 }
 
+// drop lets the system take whole pages now.
+func drop(b []byte) bool { return syscall.Madvise(b, syscall.MADV_DONTNEED) == nil }
+
 // addressesCount reports whether there is a limit on mapped memory, touched or not.
 func addressesCount() bool {
 	var most unix.Rlimit

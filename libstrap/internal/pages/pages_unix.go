@@ -17,7 +17,8 @@ func mapPages(n int) (whole, all []byte, err error) {
 
 func mapFile(*os.File, int) ([]byte, error) { return nil, syscall.ENOTSUP }
 
-// relinquish and populate work on Linux alone.
+// relinquish, drop and populate work on Linux alone.
 
 func relinquish([]byte, int) bool { return false }
+func drop([]byte) bool            { return false }
 func populate([]byte) bool        { return false }

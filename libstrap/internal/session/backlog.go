@@ -82,7 +82,7 @@ func newBacklog(yields, helped bool, high int64) *backlog {
 }
 
 // staged returns the bytes of memory that the packet holds.
-func (it *entry) staged() int64 { return int64(len(it.region.Buf)) }
+func (it *entry) staged() int64 { return int64(it.region.Counted()) }
 
 // pushed is the answer of Push.
 type pushed struct {

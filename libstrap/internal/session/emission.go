@@ -49,7 +49,8 @@ type part struct {
 	size         int64 // bytes of the elements as stored
 	bytes        int64 // the most that the packet takes while it is made
 	record       int   // bytes of its record in the ring file
-	room         int64 // the size of its region if it is staged: bytes, record, and the cost of its row
+	beside       int   // bytes that its entry, its row and its text take beside a region
+	room         int64 // what it counts in the arena if it is staged: bytes, record, beside
 }
 
 // entries makes entries, and keeps used ones for reuse.

@@ -202,7 +202,10 @@ func (q *enqueuer) cut(e *emission) bool {
 	if q.opts.RingFile != "" {
 		p.record = ringfile.RecordSize(len(e.tensor.Shape), e.origin.text()+e.text+len(wire.TransformOverflow))
 	}
-	p.room = p.bytes + int64(p.record) + rowCost + int64(e.text)
+	if p.beside = rowCost + e.text; q.opts.Ring {
+		p.beside = keptCost + e.text
+	}
+	p.room = p.bytes + int64(p.record) + int64(p.beside)
 	return true
 }
 

@@ -14,10 +14,16 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// rowCost is the bytes that the entry of a packet and its row of the index take. They are no part of the
-// arena. Each region is larger by rowCost, and leaves these bytes unused, so that the limit of the arena
-// bounds a flood of tiny packets too.
-const rowCost = 768
+const (
+	// rowCost is the bytes that the entry of a packet and its row of the index take. They are no part of the
+	// arena, but count against its limit beside each region, so that the limit bounds a flood of tiny packets
+	// too.
+	rowCost = 768
+
+	// keptCost is rowCost of a packet that a ring keeps: its entry, its shape and its place in the step. They
+	// count twice, because the heap of Go grows to twice what is alive.
+	keptCost = 2 * 640
+)
 
 // errCopy is the error of a packet until its elements are copied.
 var errCopy = status.New(status.Internal, "the copy of a tensor did not end")

@@ -113,7 +113,7 @@ func captureInThreads(t *testing.T, o Options) {
 // writer would not learn that it was the last.
 func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
-	region, _, err := s.arena.TryAlloc(wire.HeaderSize+1+4, 0)
+	region, _, err := s.arena.TryAlloc(wire.HeaderSize+1+4, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 	if err := s.enqueuer.begin(&e, x); err != nil {
 		t.Fatal(err)
 	}
-	region, _, _ := s.arena.TryAlloc(2000, 0)
+	region, _, _ := s.arena.TryAlloc(2000, 0, 0)
 	s.enqueuer.cut(&e)
 	e.part.kind = codec.None
 	it := e.newPacket(packetEntry, s.enqueuer.staged.entries)

@@ -397,7 +397,7 @@ func takeMemory(s *Session) (give func(), err error) {
 		}
 	}
 	for {
-		region, ok, err := s.arena.TryAlloc(64, 0)
+		region, ok, err := s.arena.TryAlloc(64, 0, 0)
 		if !ok || err != nil {
 			return give, err
 		}

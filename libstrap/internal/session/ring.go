@@ -224,7 +224,9 @@ func (g *ring) expire(now int64) {
 	}
 }
 
+// dropOldest frees the oldest step. The ring has its size then, so memory that it has not used can go.
 func (g *ring) dropOldest() {
+	g.arena.GiveBack()
 	gone := g.steps[0]
 	g.steps[0] = nil // the rest of the list keeps its memory
 	g.steps = g.steps[1:]

@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -662,5 +663,36 @@ func TestTheUsualMagnitudeIsTheMedian(t *testing.T) {
 			t.Fatalf("%g after %d tensors: %g, not %g", largest, len(seen), got, want)
 		}
 		seen = append(seen, largest)
+	}
+}
+
+// What Go keeps of a packet counts against the limit: the ring takes its memory and no more, however small the
+// tensors are.
+func TestTinyTensorsTakeNoMoreThanTheLimit(t *testing.T) {
+	o := ringOptions(codec.LZ4)
+	o.MaxMemory = 16 << 20
+	s := openRing(t, o)
+	layers := layersOf(t, s, 40)
+	alive := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC() // the pool keeps entries for one collection more
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := alive()
+	for step := range int64(400) {
+		runStep(t, s, layers, step, 16)
+	}
+	heap, st := alive()-before, s.Stats()
+	packets := int64(st.Ring.Packets)
+	if st.Ring.GoneSteps == 0 || packets < 5000 {
+		t.Fatalf("%d packets are kept, and %d steps gave way", packets, st.Ring.GoneSteps)
+	}
+	if each := heap / packets; each > keptCost/2 || each < keptCost/4 {
+		t.Errorf("a packet takes %d bytes of the heap, where %d count", each, keptCost/2)
+	}
+	if all := int64(st.MemoryBytes) + 2*heap; all > o.MaxMemory+2<<20 { // the arena has whole huge pages
+		t.Errorf("%d bytes are taken of %d", all, o.MaxMemory)
 	}
 }

@@ -30,7 +30,7 @@ type staged struct {
 
 // emit copies a packet's elements into the arena, and may then help to make packets.
 func (l *staged) emit(e *emission, c *call) error {
-	region, err := l.staging.takeRoom(c, int(e.part.room))
+	region, err := l.staging.takeRoom(c, int(e.part.bytes)+e.part.record, e.part.beside)
 	if err != nil {
 		return err
 	}

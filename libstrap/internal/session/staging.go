@@ -33,15 +33,16 @@ const briefly = time.Millisecond
 // repeated after its time-out.
 var errBehind = errors.New("a call before this one is back")
 
-// takeRoom waits until n bytes are free and takes them. The call leads the line when it has them.
+// takeRoom waits until n bytes are free and takes them, and counts those beside them; see arena.TryAlloc. The
+// call leads the line when it has them.
 // After an error the call keeps its place in the line.
-func (st *staging) takeRoom(c *call, n int) (region arena.Region, err error) {
-	c.need = n
+func (st *staging) takeRoom(c *call, n, beside int) (region arena.Region, err error) {
+	c.need = n + beside
 	for {
 		if err := st.lead(c); err != nil {
 			return region, err
 		}
-		region, err = st.roomOfLeader(c, n)
+		region, err = st.roomOfLeader(c, n, beside)
 		if !errors.Is(err, errBehind) {
 			return region, err
 		}
@@ -122,7 +123,7 @@ func (st *staging) lead(c *call) error {
 
 // roomOfLeader waits until n bytes are free and takes them. The call must lead the line already. With
 // drops it does not wait, and returns ErrDropped. It returns errBehind if the call must lead again.
-func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error) {
+func (st *staging) roomOfLeader(c *call, n, beside int) (region arena.Region, err error) {
 	began := time.Now()
 	for waited := false; ; waited = true {
 		var reserved int
@@ -132,7 +133,7 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			reserved, left = st.line.Reserved(&c.turn)
 			back = c.place.back
 		}
-		region, ok, err := st.alloc(n, reserved, c.step)
+		region, ok, err := st.alloc(n, beside, reserved, c.step)
 		if ok || err != nil {
 			return region, err
 		}
@@ -171,9 +172,9 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 
 // alloc takes n bytes for a tensor of a step if they are free. Other steps of the ring give way; if none
 // can, and no bytes become free otherwise, alloc returns ErrDropped.
-func (st *staging) alloc(n, reserved int, step int64) (region arena.Region, ok bool, err error) {
+func (st *staging) alloc(n, beside, reserved int, step int64) (region arena.Region, ok bool, err error) {
 	for {
-		region, ok, err = st.arena.TryAlloc(n, reserved)
+		region, ok, err = st.arena.TryAlloc(n, beside, reserved)
 		if ok || err != nil || st.ring == nil {
 			return region, ok, err
 		}

@@ -12,7 +12,7 @@ type streamed struct {
 // emit begins a packet and hands over its elements.
 func (l *streamed) emit(e *emission, c *call) error {
 	half := min(l.staging.arena.MaxRegion()/4, maxPiece) &^ 63
-	region, err := l.staging.takeRoom(c, 2*half+e.text)
+	region, err := l.staging.takeRoom(c, 2*half, e.text)
 	if err != nil {
 		return err
 	}

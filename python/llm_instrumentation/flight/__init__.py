@@ -1,5 +1,6 @@
 """Keeps the last steps of a model in memory, and writes them when something goes wrong."""
 
+from ._callbacks import lightning_callback, trainer_callback
 from ._dumps import Dump, Trigger, load_trigger
 from ._narrow import Narrowed, Operand, narrow
 from ._recorder import FlightRecorder, FlightStats, flight_recorder
@@ -12,6 +13,8 @@ __all__ = [
     "Operand",
     "Trigger",
     "flight_recorder",
+    "lightning_callback",
     "load_trigger",
     "narrow",
+    "trainer_callback",
 ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig
 from llm_instrumentation.analysis.blame import blame
-from llm_instrumentation.flight import flight_recorder
+from llm_instrumentation.errors import InvalidStateError
+from llm_instrumentation.flight import flight_recorder, trainer_callback
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -27,7 +28,8 @@ class Spoils(TrainerCallback):
                 model.get_submodule(LAYER).weight[3, 0] = torch.nan
 
 
-def test_the_layer_and_the_step_are_found(tmp_path):
+def training(folder, steps: int, *callbacks: TrainerCallback) -> Trainer:
+    """A Trainer of a small Llama."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -37,13 +39,19 @@ def test_the_layer_and_the_step_are_found(tmp_path):
     )  # fmt: skip
     ids = torch.randint(50, (24, 12))
     data = [{"input_ids": row, "labels": row} for row in ids]
-    config = InstrumentationConfig.balanced().with_gradients()
     arguments = TrainingArguments(
-        tmp_path / "out", per_device_train_batch_size=2, max_steps=12, use_cpu=True, report_to=[],
+        folder / "out", per_device_train_batch_size=2, max_steps=steps, use_cpu=True, report_to=[],
         save_strategy="no", logging_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Spoils(9)])
-    with flight_recorder(model, tmp_path / "run", config=config, after=0, steps=5) as recorder:
+    return Trainer(model, arguments, train_dataset=data, callbacks=[*callbacks])
+
+
+def test_the_layer_and_the_step_are_found(tmp_path):
+    trainer = training(tmp_path, 12, Spoils(9))
+    config = InstrumentationConfig.balanced().with_gradients()
+    with flight_recorder(
+        trainer.model, tmp_path / "run", config=config, after=0, steps=5
+    ) as recorder:
         trainer.train()
     (dump,) = recorder.dumps
     assert (dump.trigger.layer, dump.trigger.step, dump.trigger.value) == (LAYER, 9, "nan")
@@ -52,3 +60,33 @@ def test_the_layer_and_the_step_are_found(tmp_path):
         assert {one.step for one in reader.select(f"{LAYER}!grad")} == {5, 6, 7, 8, 9}
     first = blame(dump.path).first
     assert (first.layer, first.step) == (LAYER, 9)
+
+
+class Stops(TrainerCallback):
+    """Raises in the training."""
+
+    def on_step_begin(self, args, state, control, **others):
+        raise InterruptedError
+
+
+def test_the_callback_records_each_training(tmp_path):
+    recording = trainer_callback(tmp_path / "run", after=0, memory_gb=0.05)
+    assert recording.recorder is None
+    trainer = training(tmp_path, 4, recording, Spoils(2))
+    trainer.train()
+    (dump,) = recording.recorder.dumps
+    assert (dump.trigger.layer, dump.trigger.step, dump.trigger.value) == (LAYER, 2, "nan")
+    with pytest.raises(InvalidStateError, match="not running"):
+        recording.recorder.stats()
+    trainer.add_callback(Stops())
+    with pytest.raises(InterruptedError):
+        trainer.train()
+    left = recording.recorder
+    assert left.stats().steps == 0  # it runs on
+    trainer.remove_callback(Stops)
+    trainer.train()
+    assert recording.recorder is not left
+    with pytest.raises(InvalidStateError, match="not running"):
+        left.stats()
+    with pytest.raises(TypeError, match="memory_mb"):
+        trainer_callback(tmp_path / "run", memory_mb=2)
