@@ -6,8 +6,9 @@
     found = direct_logit_attribution("run.stream", model, token=paris, against=rome)
     print(found)                             # the heads and MLPs that add the most
 
-The residual stream of a pre-norm decoder is the sum of the embeddings and of what each attention
-and each MLP has added. With the scale of the last norm held fixed, a logit is the same sum.
+The residual stream of a decoder is the sum of the embeddings and of what each attention and each
+MLP has added. With the scale of the last norm held fixed, a logit is the same sum. The heads of a
+layer with a norm behind them are told apart with the scale of this norm held fixed, too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ..analysis.token_rows.text_rows import rows_of_texts, token_labels
 from ..core.tensors.capture_state import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
 from .decoders import PreNormDecoder, decoder
+from .paths.post_norms import behind, written_change
 from .paths.residuals import check_linear, linear
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ def attribution_layers(model: nn.Module) -> list[str]:
     """The modules that `direct_logit_attribution` needs, for `with_layers` and `with_inputs`.
 
     Raises:
-        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or it is not known.
+        UnsupportedError: (a TypeError) the model is no decoder that is known.
     """
     parts = decoder(model)
     found = [parts.blocks[0].layer]
@@ -174,9 +176,9 @@ def direct_logit_attribution(
         tokenizer: its ``decode`` gives the texts of tokens.
 
     Raises:
-        UnsupportedError: (a TypeError) the model is no pre-norm decoder, or the table does not know
-            it; the parts do not add up to the residual stream; or the model does more behind its
-            last norm than the unembedding, as a soft cap.
+        UnsupportedError: (a TypeError) the model is no decoder that is known; the parts do not add
+            up to the residual stream; the model does more behind its last norm than the
+            unembedding, as a soft cap; or a norm behind heads is no RMSNorm.
         UnknownActivationError: (a KeyError) a tensor was not captured; the message names it.
         InvalidArgumentError: (a ValueError) there is no such text or token; or `token` is None and
             the ids of the text are unknown, or it has one token.
@@ -280,7 +282,10 @@ class _Sums:
         weight, bias = linear(self._parts.module(layer.out), layer.out)
         weight = weight.cpu().double()
         exact = torch.zeros(len(weight)).double() if bias is None else bias.cpu().double()
-        self._sum += vectors @ weight.T + exact
+        together = vectors @ weight.T + exact
+        if layer.post_norm:
+            together, directions = self._behind(layer.post_norm, together, directions)
+        self._sum += together
         by_column = vectors * (directions @ weight)
         of_bias = directions @ exact
         if not self._heads:
@@ -291,6 +296,27 @@ class _Sums:
             self.values[f"{part}.h{number}"] = one.numpy()
         if bias is not None:
             self.values[f"{part}.bias"] = of_bias.numpy()
+
+    def _behind(self, name: str, together: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """What a norm makes of the sum of the heads, and directions before it for those behind it.
+
+        With its scale held fixed, an RMSNorm multiplies each value by a number. So it does the same
+        to values and to directions.
+
+        Raises:
+            UnsupportedError: it is another norm.
+        """
+        norm = self._parts.module(name)
+        if not type(norm).__name__.endswith("RMSNorm"):
+            raise UnsupportedError(
+                f"{name!r} is a {type(norm).__name__}, so the heads before it cannot be told "
+                "apart. Edges can measure them: see edge_attribution"
+            )
+        device = next((one.device for one in norm.parameters()), together.device)
+        before = together.to(device)
+        held = written_change(norm, name, before, directions.to(device)[None], "frozen")[0]
+        with torch.no_grad():
+            return behind(norm, before).cpu(), held.cpu()
 
     def check(self) -> None:
         """
@@ -304,5 +330,5 @@ class _Sums:
                 f"what the embeddings, attentions and MLPs of {kind} have added differs by "
                 f"{float(apart.max()):.0%} from the input of its last norm: the capture is of "
                 "another model or was rounded too much (with_float32() keeps all digits), or "
-                f"{kind} is no pre-norm decoder as its layout says; see register_decoder"
+                f"{kind} is not as its layout says; see register_decoder"
             )
