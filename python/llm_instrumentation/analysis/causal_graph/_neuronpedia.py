@@ -53,6 +53,16 @@ def neuronpedia_record(
             raise InvalidArgumentError(
                 f"node {node.id!r} has no layer, and Neuronpedia needs one: leave it out"
             )
+    links = [
+        {"source": edge.source, "target": edge.target, "weight": edge.effect}
+        for edge in merged(graph.edges)
+    ]
+    about_links = (
+        f" {len(graph.edges):,} edges are {len(links):,} links: those into q, k and v of one head "
+        "are one link, whose weight is the sum of their effects."
+        if len(links) < len(graph.edges)
+        else ""
+    )
     everywhere = [_EVERYWHERE] if any(node.position is None for node in graph.nodes) else []
     layers = 1 + max((node.layer for node in graph.nodes if node.layer is not None), default=0)
     about = graph.to_dict()
@@ -64,17 +74,14 @@ def neuronpedia_record(
             "prompt": "".join(tokens),
             "prompt_tokens": [*tokens, *everywhere],
             "info": {
-                "description": _ABOUT,
+                "description": _ABOUT + about_links,
                 "generator": {"name": "llm_instrumentation", "version": __version__},
             },
             "generation_settings": {name: about[name] for name in settings if name in about},
         },
         "qParams": {"linkType": "both", "pinnedIds": [], "clickedId": "", "supernodes": []},
         "nodes": [_node(node, at, len(tokens), layers) for at, node in enumerate(graph.nodes)],
-        "links": [
-            {"source": edge.source, "target": edge.target, "weight": edge.effect}
-            for edge in merged(graph.edges)
-        ],
+        "links": links,
     }
 
 
