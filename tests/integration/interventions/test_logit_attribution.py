@@ -177,8 +177,12 @@ def test_the_result_is_shown(tmp_path):
 
 @pytest.mark.parametrize(
     ("model_type", "message"),
-    [("bert", "norm the sum"), ("t5", "it has an encoder"), ("mamba", "a recurrence in place of attention")],
-)  # fmt: skip
+    [
+        ("bert", "norm the sum"),
+        ("t5", "it has an encoder"),
+        ("mamba", "a recurrence in place of attention"),
+    ],
+)
 def test_models_that_are_no_such_sum_are_refused(model_type, message, tmp_path):
     with pytest.raises(UnsupportedError, match=message):
         attribution_layers(tiny_models.make(model_type).model)
