@@ -25,9 +25,13 @@ class ExitCode(_Code):
     OK = 0, "all went well"
     FAILED = 1, "all else"
     USAGE = 2, "a bad argument, or a file of something else"
-    NOT_PERMITTED = 3, "the kernel takes no programs from this user, or a store not its credentials"
+    NOT_PERMITTED = (
+        3,
+        "the kernel takes no programs from this user, a store not its credentials, or the process "
+        "is another user's",
+    )
     UNSUPPORTED = 4, "this machine cannot do it, or a package is missing"
-    NOT_FOUND = 5, "there is no such device, file or layer"
+    NOT_FOUND = 5, "there is no such device, file, layer or process"
     DAMAGED = 6, "a damaged capture"
     DIFFERENT = 7, "captures that differ"
     INTERRUPTED = 130, "interrupted"

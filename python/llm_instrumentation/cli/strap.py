@@ -13,6 +13,7 @@ from .commands import (
     blame,
     circuit,
     compare,
+    dump,
     export,
     import_,
     info,
@@ -41,8 +42,8 @@ app = new_app(
     "strap", "Look into captures, watch the machine beside them, trace a model's memory.", CODES
 )
 for _command in (
-    *(info, ls, tail, show, blame, compare, similarity, report, verify, salvage, upload, serve),
-    *(export, import_, circuit, probe, top, timeline, trace),
+    *(info, ls, tail, show, blame, dump, compare, similarity, report, verify, salvage, upload),
+    *(serve, export, import_, circuit, probe, top, timeline, trace),
 ):
     app.add_typer(_command.app)
 app.add_typer(sae.app, name="sae", rich_help_panel=CAPTURES)

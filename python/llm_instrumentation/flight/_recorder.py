@@ -19,12 +19,13 @@ from typing import Any
 
 from torch import nn
 
+from .._dump_requests import AskedDump, Listener
 from .._warn import warn
 from ..core.config import InstrumentationConfig
 from ..core.recording.plan import CapturePlan, RingLimits
 from ..core.recording.recorder import FoundValue, Recorder
 from ..core.scope import Scope, current_request, scoped
-from ..errors import InvalidArgumentError, InvalidStateError, StrapError
+from ..errors import InvalidArgumentError, InvalidStateError, StrapError, StrapIOError
 from ._dumps import Dump, DumpFolder, Trigger, next_folder, remove
 from ._ring_file import ring_file_of, set_aside
 
@@ -35,6 +36,7 @@ _MOST_REASON = 500  # characters
 Condition = Callable[[Any], "str | bool | None"]
 
 _running: weakref.WeakSet[FlightRecorder] = weakref.WeakSet()
+_listening = threading.Lock()  # guards what listens for all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +221,10 @@ class FlightRecorder:
                 self._recorder = Recorder(plan)
                 self._labels = ", ".join(plan.labels)
                 self._scoped = undo.pop_all()
-        _running.add(self)
+        with _listening:
+            if not _running:
+                _listener.start()
+            _running.add(self)
         return self
 
     def stop(self) -> None:
@@ -238,7 +243,10 @@ class FlightRecorder:
             finishing.join()
         with self._lock:
             self._recorder = None
-        _running.discard(self)
+        with _listening:
+            _running.discard(self)
+            if not _running:
+                _listener.stop()
         try:
             recorder.end()
         finally:
@@ -291,6 +299,30 @@ class FlightRecorder:
                 self._held_back += 1
                 return self._dump.path
             return self._begin_dump(Trigger("asked", _shortened(reason)), self._step)
+
+    def _dump_now(self, reason: str) -> AskedDump | None:
+        """Writes the steps until now and waits for that, for another process. None: it has ended.
+
+        A dump that is being written ends, because the steps that it waits for may never come.
+
+        Raises:
+            StrapError, OSError: the files cannot be made.
+        """
+        with self._lock:
+            if self._recorder is None:
+                return None
+            if self._dump is not None:
+                path = self._dump.path
+            else:
+                path = self._begin_dump(Trigger("asked", _shortened(reason)), self._step, after=0)
+            self._end_dump()
+            finishing = self._finishing
+        if finishing is not None:
+            finishing.join()
+        dump = next((one for one in self.dumps if one.path == path), None)
+        if dump is None:
+            raise StrapIOError(f"{path} is not whole, and {self._keep} others are kept")
+        return AskedDump(dump.path, dump.first_step, dump.last_step, dump.problem)
 
     def _running(self) -> Recorder:
         if self._recorder is None:
@@ -393,7 +425,7 @@ class FlightRecorder:
                 f"the flight recorder {self._path} cannot write a dump ({trigger.reason}): {error}"
             )
 
-    def _begin_dump(self, trigger: Trigger, step: int) -> Path:
+    def _begin_dump(self, trigger: Trigger, step: int, *, after: int | None = None) -> Path:
         """Writes what the ring has, and the steps to come up to `after` behind one."""
         if self._finishing is not None:
             self._finishing.join()
@@ -406,7 +438,7 @@ class FlightRecorder:
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        self._dump, self._until = folder, step + self._after
+        self._dump, self._until = folder, step + (self._after if after is None else after)
         self._end_dump_at(step)
         return folder.path
 
@@ -482,6 +514,34 @@ class FlightRecorder:
 def _finish_dumps() -> None:
     for recorder in list(_running):
         recorder._at_exit()
+
+
+def _dump_all(reason: str) -> tuple[list[AskedDump], list[str]]:
+    """The dumps of all recorders, for another process, and the errors of the others."""
+    dumps, failed = [], []
+    for recorder in list(_running):
+        try:
+            dump = recorder._dump_now(reason)
+        except (StrapError, OSError) as error:
+            failed.append(str(error))
+            continue
+        if dump is not None:
+            dumps.append(dump)
+    return dumps, failed
+
+
+_listener = Listener(_dump_all)
+
+
+def _forget() -> None:
+    """In a child after ``fork()``, whose recorders do not record."""
+    global _listening
+    _listening = threading.Lock()  # another thread may have held it
+    _running.clear()
+    _listener.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 #: :class:`FlightRecorder` by the name that reads well in a ``with`` statement.
