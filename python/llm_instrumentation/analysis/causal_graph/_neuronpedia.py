@@ -57,6 +57,9 @@ def neuronpedia_record(
     layers = 1 + max((node.layer for node in graph.nodes if node.layer is not None), default=0)
     about = graph.to_dict()
     settings = ("model", "metric", "method", "clean", "corrupted", "examples", "versions")
+    # The schema has one link between two nodes, and a head has an edge into each of q, k and v.
+    links = list(merged(graph.edges))
+    counts = {"edges": len(graph.edges), "links": len(links)}
     return {
         "metadata": {
             "slug": slug,
@@ -67,13 +70,15 @@ def neuronpedia_record(
                 "description": _ABOUT,
                 "generator": {"name": "llm_instrumentation", "version": __version__},
             },
-            "generation_settings": {name: about[name] for name in settings if name in about},
+            "generation_settings": {
+                **{name: about[name] for name in settings if name in about},
+                **counts,
+            },
         },
         "qParams": {"linkType": "both", "pinnedIds": [], "clickedId": "", "supernodes": []},
         "nodes": [_node(node, at, len(tokens), layers) for at, node in enumerate(graph.nodes)],
         "links": [
-            {"source": edge.source, "target": edge.target, "weight": edge.effect}
-            for edge in merged(graph.edges)
+            {"source": edge.source, "target": edge.target, "weight": edge.effect} for edge in links
         ],
     }
 

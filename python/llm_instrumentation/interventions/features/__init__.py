@@ -1,4 +1,4 @@
-"""Features of sparse autoencoders and transcoders as parts of a model: splicing, effects."""
+"""Features of sparse autoencoders and transcoders as parts of a model: splicing, effects, edges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..._lazy import lazy
 
 if TYPE_CHECKING:
     from .attribution import feature_attribution, feature_patching
+    from .edges import feature_edges
     from .effects import FeatureEffects, FeatureNode
     from .splicing import Spliced, splice
 
@@ -16,6 +17,7 @@ __all__ = [
     "FeatureNode",
     "Spliced",
     "feature_attribution",
+    "feature_edges",
     "feature_patching",
     "splice",
 ]
@@ -27,6 +29,7 @@ __getattr__, __dir__ = lazy(
         "FeatureNode": ".effects",
         "Spliced": ".splicing",
         "feature_attribution": ".attribution",
+        "feature_edges": ".edges",
         "feature_patching": ".attribution",
         "splice": ".splicing",
     },
