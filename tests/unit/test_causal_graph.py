@@ -473,7 +473,8 @@ def test_a_file_for_neuronpedia(graph, tmp_path):
     links = {(link["source"], link["target"]): link["weight"] for link in record["links"]}
     assert links["input", "a0.h3"] == 1.7  # q and v
     assert len(record["links"]) == len(links) == 6
-    assert "7 edges are 6 links" in record["metadata"]["info"]["description"]
+    settings = record["metadata"]["generation_settings"]
+    assert (settings["edges"], settings["links"]) == (7, 6)
 
 
 def test_nodes_at_positions_stand_at_their_tokens_in_neuronpedia(tmp_path):

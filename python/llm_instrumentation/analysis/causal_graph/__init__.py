@@ -394,7 +394,7 @@ def save_neuronpedia(
 
     The nodes are parts of the model and no features of transcoders. So they have no dashboards,
     probabilities or influences, and the description in the file says so. Edges into several inputs
-    of a head become one link with the sum of their effects, and the description says how many did.
+    of a head become one link with the sum of their effects.
 
     Args:
         graph: all its edges have an effect.

@@ -53,20 +53,13 @@ def neuronpedia_record(
             raise InvalidArgumentError(
                 f"node {node.id!r} has no layer, and Neuronpedia needs one: leave it out"
             )
-    links = [
-        {"source": edge.source, "target": edge.target, "weight": edge.effect}
-        for edge in merged(graph.edges)
-    ]
-    about_links = (
-        f" {len(graph.edges):,} edges are {len(links):,} links: those into q, k and v of one head "
-        "are one link, whose weight is the sum of their effects."
-        if len(links) < len(graph.edges)
-        else ""
-    )
     everywhere = [_EVERYWHERE] if any(node.position is None for node in graph.nodes) else []
     layers = 1 + max((node.layer for node in graph.nodes if node.layer is not None), default=0)
     about = graph.to_dict()
     settings = ("model", "metric", "method", "clean", "corrupted", "examples", "versions")
+    # The schema has one link between two nodes, and a head has an edge into each of q, k and v.
+    links = list(merged(graph.edges))
+    counts = {"edges": len(graph.edges), "links": len(links)}
     return {
         "metadata": {
             "slug": slug,
@@ -74,14 +67,19 @@ def neuronpedia_record(
             "prompt": "".join(tokens),
             "prompt_tokens": [*tokens, *everywhere],
             "info": {
-                "description": _ABOUT + about_links,
+                "description": _ABOUT,
                 "generator": {"name": "llm_instrumentation", "version": __version__},
             },
-            "generation_settings": {name: about[name] for name in settings if name in about},
+            "generation_settings": {
+                **{name: about[name] for name in settings if name in about},
+                **counts,
+            },
         },
         "qParams": {"linkType": "both", "pinnedIds": [], "clickedId": "", "supernodes": []},
         "nodes": [_node(node, at, len(tokens), layers) for at, node in enumerate(graph.nodes)],
-        "links": links,
+        "links": [
+            {"source": edge.source, "target": edge.target, "weight": edge.effect} for edge in links
+        ],
     }
 
 

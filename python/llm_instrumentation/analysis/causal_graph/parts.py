@@ -40,6 +40,8 @@ _AT = re.compile(r"(.+?)(?:@(-?[0-9]{1,9}))?")
 _SPAN = re.compile(r"(input|logits|a[0-9]{1,9}\.h[0-9]{1,9}|m[0-9]{1,9})@([^\W\d][\w.-]*)")
 _HEAD = re.compile(r"a([0-9]{1,9})\.h([0-9]{1,9})")
 _MLP = re.compile(r"m([0-9]{1,9})")
+# A feature of an autoencoder at a part of the model, or the error there.
+_FEATURE = re.compile(r"(.+)#(?:[0-9]{1,9}|error)")
 # A number that is a whole part of a module's name: model.layers.3.mlp, h.0[1].
 _LAYER = re.compile(r"(?:^|\.)([0-9]{1,9})(?=[.\[]|$)")
 
@@ -75,6 +77,8 @@ def _parsed(node: str) -> _Name:
         return _Name("head", int(head[1]), int(head[2]), at, None)
     if mlp := _MLP.fullmatch(name):
         return _Name("mlp", int(mlp[1]), None, at, None)
+    if feature := _FEATURE.fullmatch(name):
+        return _Name("module", _parsed(feature[1]).layer, None, at, None)
     layer = _LAYER.search(name)
     return _Name("module", int(layer[1]) if layer else None, None, at, None)
 
@@ -107,8 +111,9 @@ class Node:
     Attributes:
         id: its name, without characters that cannot be printed. ``input`` (the sum of the
             embeddings), ``a3.h5`` (head 5 of the attention of layer 3), ``m3`` (the MLP of layer
-            3), ``logits``, or the captured name of another module. ``@7`` at its end means what
-            the part returns at position 7 alone, ``@subject`` at the tokens of that span.
+            3), ``logits``, or the captured name of another module. ``#17`` behind it is a feature
+            of an autoencoder there, ``#error`` its error. ``@7`` at its end means what the part
+            returns at position 7 alone, ``@subject`` at the tokens of that span.
         effect: the metric with the intervention on this node, minus the metric without it; the mean
             over the examples. None: it was not measured.
         low, high: a confidence interval of the effect; both or none.
