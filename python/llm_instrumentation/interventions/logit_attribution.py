@@ -198,7 +198,7 @@ def direct_logit_attribution(
         whole = stream[kept].to_torch().double()
         head = FrozenHead(parts.model, parts.module(norm))
         mapped = head.map(whole, targets, against)
-        found = _Sums(parts, mapped, whole, heads=heads)
+        found = _PartSums(parts, mapped, whole, heads=heads)
         for part, of_part in by_part.items():
             found.add(part, of_part[kept].to_torch().double())
     found.check()
@@ -257,7 +257,7 @@ def _targets(stream: Rows, token: int | None) -> tuple[npt.NDArray[np.int64], Te
     return np.arange(len(ids) - 1), torch.from_numpy(ids[1:].copy())
 
 
-class _Sums:
+class _PartSums:
     """What the parts add to a logit, one part after the other.
 
     Attributes:
