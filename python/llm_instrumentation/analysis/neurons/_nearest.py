@@ -183,7 +183,11 @@ def nearest(
             the distance, of which the smallest is the nearest.
         context: the largest number of tokens around a neighbour.
         tokenizer: its ``decode`` gives the texts of tokens.
-        steps, without_tokens, without_calls, max_rows, progress: as for `top_contexts`.
+        steps: as for `top_contexts`.
+        without_tokens: likewise.
+        without_calls: likewise.
+        max_rows: likewise.
+        progress: likewise.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; a vector has another
