@@ -21,6 +21,7 @@ def extra(
         "export",
         "lightning",
         "mrm",
+        "probing",
         "ray",
         "report",
         "sae",

@@ -61,6 +61,7 @@ EXTRAS = {
     "export": {"datasets", "safetensors"},
     "lightning": {"lightning"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
+    "probing": {"sklearn"},
     "ray": {"ray"},
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},

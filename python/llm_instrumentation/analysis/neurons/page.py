@@ -35,11 +35,8 @@ def unit_parts(found: Iterable[Unit]) -> Iterator[str]:
             + _histogram(unit)
             + effects_line("promotes", unit.promoted)
             + effects_line("suppresses", unit.suppressed)
-            + (
-                f"<h4>Highest</h4>{contexts_list(unit.contexts, unit.maximum)}"
-                * bool(unit.contexts)
-            )
-            + (f"<h4>Lowest</h4>{contexts_list(unit.lowest, unit.minimum)}" * bool(unit.lowest))
+            + _headed("Highest", contexts_list(unit.contexts, unit.maximum))
+            + _headed("Lowest", contexts_list(unit.lowest, unit.minimum))
             + "</article>"
         )
 
