@@ -478,3 +478,31 @@ def test_byte_level_tokens_with_the_space_before_them():
     place = ("transformer.h.0", "out", slice(None))
     expected = by_hand(model, Pair(prompts, 0, "denoising"), place, "subject")
     assert found.values[0, 0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("of_decoder", [True, False])
+def test_roles_of_the_decoders_text_are_not_looked_for_in_the_encoder(of_decoder):
+    config = transformers.BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+    )  # fmt: skip
+    model = transformers.BartForConditionalGeneration(config).eval()
+    clean, corrupted = torch.full((2, 5), 7), torch.full((2, 5), 8)
+    sides = [
+        {"input_ids": ids, **({"decoder_input_ids": ids} if of_decoder else {})}
+        for ids in (clean, corrupted)
+    ]
+    labels = {"correct": torch.tensor([5, 6]), "wrong": torch.tensor([9, 10])}
+    second = torch.arange(5).expand(2, 5) == 1
+    prompts = Prompts(*sides, labels=labels, spans={"subject": second})
+    right, wrong = ("decoder", "encoder") if of_decoder else ("encoder", "decoder")
+    for effects_of in (activation_patching, attribution_patching, ablation):
+        site = Site(f"model.{wrong}.layers.0", positions="subject")
+        with pytest.raises(UnsupportedError, match=f"tokens of the {wrong}.*{right}'s text"):
+            effects_of(model, prompts, logit_difference(), [site])
+        site = Site(f"model.{right}.layers.0", positions="subject")
+        by_role, by_mask = (
+            effects_of(model, prompts, logit_difference(), [one]).values
+            for one in (site, Site.of(site, positions=second))
+        )
+        np.testing.assert_allclose(by_role, by_mask)

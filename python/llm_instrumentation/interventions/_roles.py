@@ -176,7 +176,7 @@ def span_masks(
         for text in every:
             text.columns[END] = [len(text.tokens) - 1]
     length = max(len(text.tokens) for text in every)
-    masks = [_masks(side, length) for side in located]
+    masks = [_masks(side, list(every[0].columns), length) for side in located]
     if len(masks) == 1:
         return masks[0], None
     lengths = [[len(one.tokens) for one in side] for side in located]
@@ -195,11 +195,11 @@ def _check_pair(own: _Located, other: _Located, names: Sequence[str], what: str)
             )
 
 
-def _masks(side: Sequence[_Located], length: int) -> dict[str, Tensor]:
-    masks = {name: torch.zeros(len(side), length, dtype=torch.bool) for name in side[0].columns}
+def _masks(side: Sequence[_Located], names: Sequence[str], length: int) -> dict[str, Tensor]:
+    masks = {name: torch.zeros(len(side), length, dtype=torch.bool) for name in names}
     for number, one in enumerate(side):
-        for name, columns in one.columns.items():
-            masks[name][number, columns] = True
+        for name in names:
+            masks[name][number, one.columns[name]] = True
     return masks
 
 

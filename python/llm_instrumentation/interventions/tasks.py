@@ -125,10 +125,10 @@ def greater_than(tokenizer: Any, examples: int, *, seed: int = 0, device: Any = 
     is `probability_difference`.
 
     Args:
-        tokenizer: as for `ioi`; it divides years as 17 and 32.
-        examples: as for `ioi`.
-        seed: likewise.
-        device: likewise.
+        tokenizer: a fast one of transformers. It divides years as 17 and 32.
+        examples: the number of pairs.
+        seed: of the choice of words.
+        device: where the tensors are.
 
     Returns:
         pairs with the spans "noun", "century" and "year" (of the first year), and "end". The labels
@@ -136,7 +136,9 @@ def greater_than(tokenizer: Any, examples: int, *, seed: int = 0, device: Any = 
         year, and of the others; -1 stands for those that the tokenizer does not have.
 
     Raises:
-        InvalidArgumentError, SpanError, UnsupportedError: as for `ioi`.
+        InvalidArgumentError: (a ValueError) as for `ioi`.
+        SpanError: (a ValueError) as for `ioi`.
+        UnsupportedError: (a TypeError) as for `ioi`.
     """
     ends: dict[str, int] = {}  # the token of two digits
     years: list[tuple[str, str]] = []
@@ -179,10 +181,10 @@ def docstring(tokenizer: Any, examples: int, *, seed: int = 0, device: Any = Non
     attention-only transformer". In the corrupted text the function has another third argument.
 
     Args:
-        tokenizer: as for `ioi`.
-        examples: likewise.
-        seed: likewise.
-        device: likewise.
+        tokenizer: a fast one of transformers.
+        examples: the number of pairs.
+        seed: of the choice of templates and words.
+        device: where the tensors are.
 
     Returns:
         pairs with the spans "A_def", "B_def" and "C_def" (the arguments), "A_doc" and "B_doc" (in
@@ -190,7 +192,9 @@ def docstring(tokenizer: Any, examples: int, *, seed: int = 0, device: Any = Non
         that of the corrupted text and the first two, [examples, 3].
 
     Raises:
-        InvalidArgumentError, SpanError, UnsupportedError: as for `ioi`.
+        InvalidArgumentError: (a ValueError) as for `ioi`.
+        SpanError: (a ValueError) as for `ioi`.
+        UnsupportedError: (a TypeError) as for `ioi`.
     """
     words = [one for (one,) in _usable(tokenizer, "self,", [(one,) for one in _ARGUMENTS], 6,
                                        "docstring")]  # fmt: skip
@@ -221,17 +225,19 @@ def subject_verb_agreement(
     equal in both texts.
 
     Args:
-        tokenizer: as for `ioi`.
-        examples: likewise.
-        seed: likewise.
-        device: likewise.
+        tokenizer: a fast one of transformers.
+        examples: the number of pairs.
+        seed: of the choice of templates and words.
+        device: where the tensors are.
 
     Returns:
         pairs with the spans "subject", "attractor" and "end". The labels "correct" and "wrong" are
         the two forms of a verb, int64 [examples].
 
     Raises:
-        InvalidArgumentError, SpanError, UnsupportedError: as for `ioi`.
+        InvalidArgumentError: (a ValueError) as for `ioi`.
+        SpanError: (a ValueError) as for `ioi`.
+        UnsupportedError: (a TypeError) as for `ioi`.
     """
     what = "subject_verb_agreement"
     nouns = _usable(tokenizer, "The", _NOUNS, 4, what)

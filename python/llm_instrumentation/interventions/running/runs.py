@@ -145,7 +145,8 @@ def sites_to_measure(
             sequences or steps, or a mask that has no row for each example; the model has no such
             layer or head, or no embeddings for the token ids.
         SpanError: the prompts have no such span as a site, or an example has no token of it.
-        UnsupportedError: dropout is active, or the model runs no hooks.
+        UnsupportedError: dropout is active, or the model runs no hooks; a site at a span is in the
+            encoder, and the spans are of the decoder's text, or the reverse.
     """
     check_given(prompts, metric)
     if isinstance(sites, (str, Site)):
@@ -170,10 +171,29 @@ def sites_to_measure(
             prompts.role(role, "corrupted")
     check_model(model)
     prompts.check_for(model)
-    return [
+    targets = [
         Target(site, spot, Site(spot.name + spot.path, side=spot.side))
         for site, spot in zip(given, resolve(model, given), strict=True)
     ]
+    _check_text(model, prompts, targets)
+    return targets
+
+
+def _check_text(model: nn.Module, prompts: Prompts, nodes: Sequence[Target]) -> None:
+    """
+    Raises:
+        UnsupportedError: a site is in another text than the spans of the prompts.
+    """
+    of_decoder = "decoder_input_ids" in prompts.clean
+    if not of_decoder and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return
+    for node in nodes:
+        if role_of(node.site) is not None and node.spot.in_encoder == of_decoder:
+            here, there = ("encoder", "decoder")[:: 1 if of_decoder else -1]
+            raise UnsupportedError(
+                f"{node.site} has the tokens of the {here}, and the spans of these prompts are of "
+                f"the {there}'s text: give positions, or a mask of the {here}'s tokens"
+            )
 
 
 def model_name(model: nn.Module) -> str:
