@@ -23,7 +23,13 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 MODELS = {
     "Llama": SHARED, "Mistral": SHARED, "Qwen2": SHARED, "Gemma": {**SHARED, "head_dim": 12},
     "Qwen3": {**SHARED, "head_dim": 12}, "Gemma2": {**SHARED, "head_dim": 12}, "Olmo": SHARED,
-    "Gemma3Text": {**SHARED, "head_dim": 12}, "Olmo2": SHARED,
+    "Gemma3Text": {**SHARED, "head_dim": 12},
+    **dict.fromkeys(
+        ("Cohere", "Cohere2", "Exaone4", "Olmo2", "Olmo3", "Phi", "Starcoder2"), SHARED
+    ),
+    "Glm4": {**SHARED, "head_dim": 8}, "GPTJ": {**SIZES, "rotary_dim": 4},
+    "FlexOlmo": {**SHARED, "num_experts": 4, "num_experts_per_tok": 2},
+    "Olmoe": {**SHARED, "num_experts": 4, "num_experts_per_tok": 2},
     "Mixtral": {**SHARED, "num_local_experts": 4}, "Qwen2Moe": {**SHARED, **EXPERTS},
     "Qwen3Moe": {**SHARED, **EXPERTS, "head_dim": 12}, "GPT2": SIZES, "GPTNeoX": SIZES,
     "OPT": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}, "Bert": SIZES, "Roberta": SIZES,

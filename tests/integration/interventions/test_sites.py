@@ -177,7 +177,7 @@ def test_a_head_without_query_key_or_value(of_kind, ids, kind, head_input):
     clean = result(model, given)
     heads = attention_heads(model)
     layer, found = list(heads.items())[1]
-    shared = kind in ("Llama", "Mistral", "Mixtral") or kind.startswith(("Qwen", "Gemma", "Olmo"))
+    shared = "num_key_value_heads" in MODELS[kind]
     assert (found.heads, found.key_value_heads) == (4, 2 if shared else 4)
     head, dim = 3, found.head_dim
     place = head if head_input == "q" or not shared else 1  # the second of two has heads 2 and 3
