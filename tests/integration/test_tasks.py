@@ -259,3 +259,15 @@ def test_a_task_is_ready_for_a_circuit_by_role(task):
     graph = edge_attribution(model, prompts, metric, positions=prompts.spans)
     assert {node.span for node in graph.nodes} == {*prompts.spans, "rest"}
     assert any(edge.effect for edge in graph.edges)
+
+
+def test_a_token_behind_each_text_is_told(minilm, recwarn):
+    """Metrics would read the answer behind [SEP]."""
+    told = r"puts '\[SEP\]' behind each text, and metrics read the answer"
+    with pytest.warns(RuntimeWarning, match=told):
+        subject_verb_agreement(minilm.tokenizer, 2)
+    with pytest.warns(RuntimeWarning, match=told):
+        Prompts.of_texts(minilm.tokenizer, ["a b"], ["a c"], answers={"correct": ["d"]})
+    Prompts.of_texts(minilm.tokenizer, ["a b"], ["a c"])  # other metrics need no answer there
+    subject_verb_agreement(begun(), 2)
+    assert not [one for one in recwarn if "behind each text" in str(one.message)]

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .._warn import warn
 from ..errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -269,6 +270,24 @@ def tokens_of(tokenizer: Any, text: str) -> list[str]:
     """The tokens of a text as texts, without special ones."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [str(one) for one in tokenizer.convert_ids_to_tokens(ids)]
+
+
+def warn_of_end(tokenizer: Any, text: str) -> None:
+    """Warns if a tokenizer puts a special token behind texts, as [SEP] of BERT or </s> of T5.
+
+    Metrics read the last token of a text, and the model predicts an answer behind the text itself.
+    """
+    ids = tokenizer(text)["input_ids"]
+    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+    special = getattr(tokenizer, "all_special_ids", ())
+    if not ids or ids[-1] not in special or (plain and plain[-1] == ids[-1]):
+        return
+    end = tokenizer.convert_ids_to_tokens([ids[-1]])[0]
+    warn(
+        f"{type(tokenizer).__name__} puts {end!r} behind each text, and metrics read the answer at "
+        f"the last token, which it is: take a tokenizer without it, as with add_eos_token=False, "
+        "or give the metric a position"
+    )
 
 
 def _shown(tokens: Sequence[str], columns: Sequence[int]) -> str:

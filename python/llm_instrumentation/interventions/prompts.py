@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.calls.padding import real_tokens
 from ..errors import InvalidArgumentError, UnsupportedError
-from ._roles import SpanError, Unit, check_roles, filled, marked, span_masks
+from ._roles import SpanError, Unit, check_roles, filled, marked, span_masks, warn_of_end
 
 if TYPE_CHECKING:
     from .sites import Indices, Mask
@@ -147,7 +147,8 @@ class Prompts:
             corrupted: the other text of each pair. It has as many tokens, if there are no
                 `corrupted_spans`.
             answers: texts of one token each, an entry for each example; they become labels:
-                ``{"correct": [" Mary"], "wrong": [" John"]}``.
+                ``{"correct": [" Mary"], "wrong": [" John"]}``. A warning says if the tokenizer puts
+                a token behind each text, where metrics would read the answer.
             spans: ranges of the clean texts by name, one for each example, or a list of several:
                 ``{"subject": [(0, 4), (6, 10)]}``. A token is in a span if it has a character of a
                 range; white space at the ends of a range does not count. Negative numbers count
@@ -196,6 +197,8 @@ class Prompts:
     ) -> Prompts:
         """Pairs of texts with the masks of their spans, as `span_masks` gives them."""
         encoded = [tokenizer(text) for text in (*clean, *corrupted)]
+        if answers and clean:
+            warn_of_end(tokenizer, clean[0])
         lengths = [len(one["input_ids"]) for one in encoded]
         spans, others = masks or ({}, None)
         for number, text in enumerate(clean):

@@ -6,7 +6,8 @@ graph = edge_attribution(model, prompts, logit_difference(), positions=prompts.s
 The texts are made of templates and words of this module, equal ones for equal seeds. No two
 examples of a task have the same clean text. A word is left out where the tokenizer does not make
 one token of it. The two texts of a pair have each span in the same columns, and the answers are the
-tokens that the tokenizer makes behind the text. Errors show the tokens.
+tokens that the tokenizer makes behind the text. Errors show the tokens. A warning says if the
+tokenizer puts a token of its own behind texts, because metrics would read the answer there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import InvalidArgumentError
-from ._roles import tokens_of
+from ._roles import tokens_of, warn_of_end
 from .prompts import Prompts
 
 __all__ = ["docstring", "greater_than", "ioi", "subject_verb_agreement"]
@@ -297,6 +298,7 @@ def _prompts(
                 f"examples = {examples}: {what} has about {len(made)} different texts for "
                 f"{type(tokenizer).__name__}: give fewer"
             )
+    warn_of_end(tokenizer, next(iter(made)))
     drawn = list(made.values())
     found = Prompts.of_template(
         tokenizer, [one.template for one in drawn], [one.clean for one in drawn],
