@@ -37,7 +37,7 @@ PACKAGE = "llm_instrumentation"
 
 # Functions and subscripts give objects of these classes; nobody else constructs them.
 GIVEN = {
-    "ActivationRows", "ActivationView", "Applied", "ParsedTrace", "PreNormDecoder", "RemoteRun",
+    "ActivationRows", "ActivationView", "Applied", "ParsedTrace", "DecoderGraph", "RemoteRun",
     "Neighbours", "Rows", "SAEFeatures", "TopContexts",
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import UnsupportedError
 from .heads import AttentionHeads, HeadColumns, attention_heads
 
-__all__ = ["DecoderLayout", "PostNorms", "PreNormDecoder", "decoder", "register_decoder"]
+__all__ = ["DecoderGraph", "DecoderLayout", "PostNorms", "decoder", "register_decoder"]
 
 PostNorms: TypeAlias = Literal["recomputed", "linear", "frozen"]
 """How a change of one head passes the norm behind the heads, in `edge_attribution`.
@@ -251,7 +251,7 @@ class Readers:
         return slice(self.begin, self.begin + len(self.inputs) * self.upstream)
 
 
-class PreNormDecoder:
+class DecoderGraph:
     """A decoder as a graph. Its layers read a residual stream that no layer norms itself.
 
     Edges into k and v lead to query heads, also where these share a key and value head. Then each
@@ -295,7 +295,7 @@ class PreNormDecoder:
         self.readers = tuple(readers)
 
     def __repr__(self) -> str:
-        return f"<PreNormDecoder: {len(self.blocks)} layers, {self.size:,} edges>"
+        return f"<DecoderGraph: {len(self.blocks)} layers, {self.size:,} edges>"
 
     @property
     def size(self) -> int:
@@ -333,7 +333,7 @@ class PreNormDecoder:
         return found
 
 
-def decoder(model: nn.Module) -> PreNormDecoder:
+def decoder(model: nn.Module) -> DecoderGraph:
     """A model as a decoder.
 
     Raises:
@@ -358,7 +358,7 @@ def decoder(model: nn.Module) -> PreNormDecoder:
     return _built(original, names[0], layout)
 
 
-def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder:
+def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> DecoderGraph:
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:
         raise UnsupportedError(
@@ -403,4 +403,4 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> PreNormDecoder
         ) from error
     if not blocks:
         raise UnsupportedError(f"{kind} has no layers in {layout.layers!r}")
-    return PreNormDecoder(model, tuple(blocks), layout.final_norm)
+    return DecoderGraph(model, tuple(blocks), layout.final_norm)

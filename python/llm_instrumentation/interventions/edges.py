@@ -20,7 +20,7 @@ from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey
 from ..analysis.significance import Adjustment
 from ..errors import InvalidArgumentError
 from ..progress.bars import Progress, reported
-from .decoders import PostNorms, PreNormDecoder, decoder
+from .decoders import DecoderGraph, PostNorms, decoder
 from .metrics import Metric
 from .paths.edge_effects import effects_graph, precise
 from .paths.edge_space import EdgeSpace
@@ -168,7 +168,7 @@ def edge_attribution(
 
 
 def _both(
-    graph: PreNormDecoder,
+    graph: DecoderGraph,
     batch: Prompts,
     metric: Metric,
     metrics: list[list[Tensor]],

@@ -31,7 +31,7 @@ from ..analysis.rows import Rows
 from ..analysis.token_rows.text_rows import rows_of_texts, token_labels
 from ..core.tensors.capture_state import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
-from .decoders import PreNormDecoder, decoder
+from .decoders import DecoderGraph, decoder
 from .paths.post_norms import behind, written_change
 from .paths.residuals import check_linear, linear
 
@@ -216,7 +216,7 @@ def direct_logit_attribution(
     )
 
 
-def _names(reader: ActivationReader, parts: PreNormDecoder) -> dict[str, str]:
+def _names(reader: ActivationReader, parts: DecoderGraph) -> dict[str, str]:
     """The captured tensor of each part, "norm" for the input of the last norm.
 
     Raises:
@@ -265,7 +265,7 @@ class _PartSums:
     """
 
     def __init__(
-        self, parts: PreNormDecoder, mapped: LogitMap, whole: Tensor, *, heads: bool
+        self, parts: DecoderGraph, mapped: LogitMap, whole: Tensor, *, heads: bool
     ) -> None:
         self._parts, self._mapped, self._whole, self._heads = parts, mapped, whole, heads
         self._sum = torch.zeros_like(whole)

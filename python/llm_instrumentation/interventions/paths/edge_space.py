@@ -13,7 +13,7 @@ from torch import Tensor
 from ...analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ...analysis.causal_graph.parts import INPUTS, split_span
 from ...errors import InvalidArgumentError
-from ..decoders import PreNormDecoder
+from ..decoders import DecoderGraph
 from ..edits import apply
 from ..prompts import Positions, Prompts
 from .residuals import written
@@ -99,7 +99,7 @@ class EdgeSpace:
         size: the number of edges.
     """
 
-    def __init__(self, decoder: PreNormDecoder, spans: Spans, causal: bool = True) -> None:
+    def __init__(self, decoder: DecoderGraph, spans: Spans, causal: bool = True) -> None:
         self.decoder = decoder
         self.spans = spans
         carried = spans.carried(causal)
@@ -129,7 +129,7 @@ class EdgeSpace:
         }
 
     @classmethod
-    def of(cls, decoder: PreNormDecoder, positions: Positions, prompts: Prompts) -> EdgeSpace:
+    def of(cls, decoder: DecoderGraph, positions: Positions, prompts: Prompts) -> EdgeSpace:
         """The edges at the positions that a caller gives.
 
         Raises:
@@ -274,7 +274,7 @@ class EdgeSpace:
         return CausalGraph(tuple(nodes.values()), edges, **about)
 
 
-def is_causal(decoder: PreNormDecoder, prompts: Prompts) -> bool:
+def is_causal(decoder: DecoderGraph, prompts: Prompts) -> bool:
     """Whether what the last token of an example writes is read at no earlier token.
 
     It is tried on the longest example: the residual stream of its last token gets another sign.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...analysis.causal_graph.parts import INPUTS
 from ...errors import UnsupportedError
-from ..decoders import DecoderBlock, PreNormDecoder
+from ..decoders import DecoderBlock, DecoderGraph
 from ..edits import apply
 from ..installed import intervene
 from ..metrics import Metric, widened
@@ -98,7 +98,7 @@ def gradients(
 
 
 def _into_heads(
-    graph: PreNormDecoder,
+    graph: DecoderGraph,
     block: DecoderBlock,
     results: Tensor,
     gradient: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...analysis.causal_graph import EdgeInput
 from ...analysis.causal_graph.parts import INPUTS
 from ...errors import UnsupportedError
-from ..decoders import DecoderBlock, PreNormDecoder
+from ..decoders import DecoderBlock, DecoderGraph
 from ..edits import Edit, apply
 from ..installed import intervene
 
@@ -22,7 +22,7 @@ _FACTOR = 64
 
 
 @torch.no_grad()
-def check_apart(decoder: PreNormDecoder, inputs: Mapping[str, Tensor]) -> None:
+def check_apart(decoder: DecoderGraph, inputs: Mapping[str, Tensor]) -> None:
     """Refuses a decoder in which heads are joined by something that its layout does not say.
 
     The query of head 0 is made larger, in all layers in one run, and then its key and its value.
@@ -61,7 +61,7 @@ def check_apart(decoder: PreNormDecoder, inputs: Mapping[str, Tensor]) -> None:
             _run(decoder, first, edits)
 
 
-def _run(decoder: PreNormDecoder, inputs: Mapping[str, Any], edits: list[Edit]) -> None:
+def _run(decoder: DecoderGraph, inputs: Mapping[str, Any], edits: list[Edit]) -> None:
     with intervene(decoder.model, *edits):
         decoder.model(**inputs)
 
@@ -84,7 +84,7 @@ def _larger(columns: slice) -> Callable[[Tensor], Tensor]:
 
 
 def _compared(
-    decoder: PreNormDecoder, block: DecoderBlock, kind: EdgeInput, before: Tensor
+    decoder: DecoderGraph, block: DecoderBlock, kind: EdgeInput, before: Tensor
 ) -> Callable[[Tensor], Tensor]:
     def change(value: Tensor) -> Tensor:
         for head in _others(block, kind):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedError
-from ..decoders import PostNorms, PreNormDecoder
+from ..decoders import DecoderGraph, PostNorms
 from ..edits import Edit, apply
 from ..installed import intervene
 from ..metrics import widened
@@ -41,7 +41,7 @@ def linear(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
     )
 
 
-def check_linear(decoder: PreNormDecoder) -> None:
+def check_linear(decoder: DecoderGraph) -> None:
     """Refuses a decoder whose projections of heads are not linear modules."""
     for block in decoder.blocks:
         for name in (block.out, *block.projections()):
@@ -60,7 +60,7 @@ class Written:
             first layer, the results of all heads of a layer, or what an MLP returned.
     """
 
-    def __init__(self, decoder: PreNormDecoder, values: Sequence[Tensor]) -> None:
+    def __init__(self, decoder: DecoderGraph, values: Sequence[Tensor]) -> None:
         self.decoder = decoder
         self.values = list(values)
 
@@ -160,7 +160,7 @@ class Change:
         return written_change(norm, name, widened(together), returned, post_norms)
 
 
-def behind_norm(decoder: PreNormDecoder, norm: str, residual: Tensor) -> Tensor:
+def behind_norm(decoder: DecoderGraph, norm: str, residual: Tensor) -> Tensor:
     """What a norm makes of a residual stream; "": no norm. Hooks of the norm do not run."""
     if not norm:
         return residual
@@ -168,7 +168,7 @@ def behind_norm(decoder: PreNormDecoder, norm: str, residual: Tensor) -> Tensor:
     return found
 
 
-def before_norm(decoder: PreNormDecoder, norm: str, residual: Tensor, gradients: Tensor) -> Tensor:
+def before_norm(decoder: DecoderGraph, norm: str, residual: Tensor, gradients: Tensor) -> Tensor:
     """The gradients at the input of a norm, from those at its output.
 
     Args:
@@ -187,7 +187,7 @@ def before_norm(decoder: PreNormDecoder, norm: str, residual: Tensor, gradients:
 
 @torch.no_grad()
 def written(
-    decoder: PreNormDecoder,
+    decoder: DecoderGraph,
     inputs: Mapping[str, Tensor],
     *,
     check: bool = False,
@@ -249,7 +249,7 @@ def written(
 
 
 def _check(
-    decoder: PreNormDecoder,
+    decoder: DecoderGraph,
     found: Written,
     read: Mapping[int, Tensor],
     normed: Mapping[str, Mapping[int, Tensor]],
