@@ -31,7 +31,14 @@ from ._sample import evenly
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TextOfStep", "attention_figures", "text_of_step", "token_figures"]
+__all__ = [
+    "TextOfStep",
+    "attention_figures",
+    "check_ids",
+    "text_of_step",
+    "token_figures",
+    "written",
+]
 
 _TOKENS = 64  # of a text that are shown: those that end with the step
 _LAYERS = 48  # that have a row in a heat map
@@ -60,9 +67,15 @@ class TextOfStep:
         self.first_step, self.step = int(some.column("step").min()), step
         self.tokens = token_labels(some)
         self.of = of
-        ids = some.column("token_id")
-        known = tokenizer is not None and bool((ids >= 0).all())
-        self.text = tokenizer.decode(ids.tolist()) if known else " ".join(self.tokens)
+        self.text = written(some, tokenizer)
+
+
+def written(rows: Rows, tokenizer: Any) -> str:
+    """What the tokens of rows say; without a tokenizer, or an unknown token, their labels."""
+    ids = rows.column("token_id")
+    if tokenizer is None or (ids < 0).any():
+        return " ".join(token_labels(rows))
+    return str(tokenizer.decode(ids.tolist()))
 
 
 def text_of_step(reader: ActivationReader, step: int | None, tokenizer: Any) -> TextOfStep:
@@ -109,7 +122,7 @@ def text_of_step(reader: ActivationReader, step: int | None, tokenizer: Any) -> 
         first = next(iter(found.values()), of_layer)
         if _places(of_layer) == _places(first):
             found[name] = of_layer
-    _check_ids(next(iter(found.values())).column("token_id"), tokenizer)
+    check_ids(next(iter(found.values())).column("token_id"), tokenizer)
     return TextOfStep(found, last, len(names), tokenizer)
 
 
@@ -117,7 +130,7 @@ def _places(rows: Rows) -> list[list[int]]:
     return [rows.column(name).tolist() for name in ("step", "position")]
 
 
-def _check_ids(ids: npt.NDArray[np.int64], tokenizer: Any) -> None:
+def check_ids(ids: npt.NDArray[np.int64], tokenizer: Any) -> None:
     """
     Raises:
         InvalidArgumentError: the tokenizer is of another model.

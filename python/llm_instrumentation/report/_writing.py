@@ -214,7 +214,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
         title = f"Capture of {name}" if about.models else f"Capture {name}"
         # By heading, in the order of the page.
         parts = {
-            "What went wrong": _unless_damaged(dump_parts(reader.path, progress)),
+            "What went wrong": _unless_damaged(dump_parts(reader, wanted.tokenizer, progress)),
             "What was captured": facts(reader, about, error),
             "Layers": layer_tables(summaries(reader.select()), lines, found.layers),
             "Tokens": _unless_damaged(_tokens(reader, wanted)),

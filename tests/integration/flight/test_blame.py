@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import random
+import re
 import warnings
 
 import pytest
@@ -17,6 +18,7 @@ from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 from llm_instrumentation.flight import flight_recorder
 from llm_instrumentation.report import render_report
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture
@@ -35,6 +37,11 @@ def strap(capsys, monkeypatch):
         return capsys.readouterr().out
 
     return run
+
+
+def shown(page):
+    """What a page says, without its tags."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
 def capture(model, path, batches, dtype=None):
@@ -133,6 +140,51 @@ def test_a_report_of_a_dump_says_what_went_wrong(model, tmp_path):
     assert "What went wrong" not in render_report(stream)  # a part of the run, without the trigger
     (dump.path / "trigger.json").write_text("{}")
     assert "trigger.json is damaged" in render_report(dump.path)
+
+
+class Words:
+    """A tokenizer of 50 words."""
+
+    def __len__(self):
+        return 50
+
+    def decode(self, ids):
+        return " ".join(f"word{number}" for number in ids)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(torch.nan, "values that are not finite"), (1e6, "the largest magnitude")],
+)
+def test_a_report_of_a_dump_has_the_tokens_that_went_wrong(tmp_path, value, what):
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=50,
+        )
+    ).eval()  # fmt: skip
+
+    def spoil(module, args, output):
+        if (args[0] == 0).any():
+            output[1, 2, 7] = value  # the second text, its third token
+        return output
+
+    llama.model.embed_tokens.register_forward_hook(spoil, prepend=True)
+    recorder = flight_recorder(llama, tmp_path / "run", outlier=100.0, after=0)
+    with torch.no_grad(), recorder:
+        for _ in range(17):
+            llama(input_ids=torch.tensor([[11, 12, 13, 14], [21, 22, 23, 24]]))
+        with for_request("the bad one"):
+            llama(input_ids=torch.tensor([[31, 32, 33, 34], [41, 42, 0, 44]]))
+    (dump,) = recorder.dumps
+    assert dump.trigger.layer == "model.embed_tokens" and dump.trigger.step == 17
+    page = shown(render_report(dump.path, tokenizer=Words()))
+    assert f"Tokens with {what}: 1 of the 8 of that call." in page
+    assert "padding word0 1 2 " in page
+    assert "to the end of step 17: word41 word42 word0 word44" in page
+    assert "in step 17 for request the bad one" in page
+    assert "to the end of step 17: 41 42 0 44" in shown(render_report(dump.path))
 
 
 def test_progress_counts_the_tensors(model, tmp_path, monkeypatch):

@@ -167,7 +167,9 @@ def probe(
         held_out: the share of the groups to hold out, between 0 and 1.
         seed: of the split. The same seed gives the same probe.
         penalty: the weight of the L2 penalty of the logistic regression, which is 1 / C.
-        steps, without_tokens, progress: as for `top_contexts`.
+        steps: as for `top_contexts`.
+        without_tokens: likewise.
+        progress: likewise.
         max_bytes: the largest memory of the vectors of a logistic regression.
 
     Raises:
