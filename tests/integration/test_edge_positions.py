@@ -32,7 +32,7 @@ def test_exact_effects_are_those_of_plain_hooks(name):
         assert got[text] == pytest.approx(expected, rel=1e-5), text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
 def test_padding_on_the_left_moves_positions_and_changes_no_effect(name):
     model = made(name)
     short, long = (
