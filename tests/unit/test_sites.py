@@ -52,7 +52,7 @@ def test_equal_sites_are_equal_whatever_they_are_given_as():
         ({"head": 0, "head_input": "o"}, "head_input = 'o'"),
         ({"head_input": "q"}, "head_input = 'q' needs a head"),
         ({"positions": []}, "positions is empty"),
-        ({"positions": "last"}, "positions = 'last' is no number"),
+        ({"steps": "last"}, "steps = 'last' is no number"),
         ({"positions": [[1, 0]]}, "a mask has booleans"),
         ({"positions": [[False, False]]}, "one of its values is True"),
         ({"positions": [[True], [True, False]]}, "have one length"),
