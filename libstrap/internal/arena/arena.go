@@ -235,6 +235,6 @@ func (a *Arena) GiveBack() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.closed && a.used < a.top {
-		a.top = a.pages.GiveBack(a.used)
+		a.top = a.pages.GiveBack(a.used, a.top)
 	}
 }

@@ -73,13 +73,14 @@ func (m *Memory) Touch(n int) {
 	}
 }
 
-// GiveBack lets the system take the pages behind the first n bytes, as far as no huge page has some of these.
-// It returns where the other pages end. Nothing must be in those pages. The addresses stay mapped, and the
-// system provides new pages at the next access. The pages of a file stay.
-func (m *Memory) GiveBack(n int) (end int) {
-	end = min((n+hugePage-1)/hugePage*hugePage, len(m.Bytes))
-	if m.file || end == len(m.Bytes) || !drop(m.Bytes[end:]) {
-		return len(m.Bytes)
+// GiveBack lets the system take the pages behind the first n bytes up to touched, the end of those that were
+// touched, as far as no huge page has some of the first. It returns the new end. Nothing must be in those
+// pages. The addresses stay mapped, and the system provides new pages at the next access. The pages of a
+// file stay.
+func (m *Memory) GiveBack(n, touched int) (end int) {
+	end = (n + hugePage - 1) / hugePage * hugePage
+	if m.file || end >= touched || !drop(m.Bytes[end:]) {
+		return touched
 	}
 	return end
 }

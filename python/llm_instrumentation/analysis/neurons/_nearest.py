@@ -16,7 +16,7 @@ from ...progress.bars import steps_bar
 from ..files.export_source import text_order
 from ..reading.opened import Capture, opened
 from ..reading.selection import Selector
-from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts
+from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts, aligned
 from ._around import contexts_around
 from ._blocks import Vectors, as_vectors, at_least, rows_of_layer, vector_blocks, width_of
 
@@ -100,12 +100,7 @@ class Neighbours(Sequence[list[Neighbour]]):
         lines = []
         for number, of in enumerate(self):
             lines.append(f"vector {number}: {self.metric}, {self.searched:,} rows of {self.layer}")
-            before = [len("".join(one.words()[: one.peak])) for one in of]
-            for one, length in zip(of, before, strict=True):
-                place = f"{one.sequence}:{one.position}"
-                lines.append(
-                    f"  {one.value:9.4g}  {place:>10}  {' ' * (max(before) - length)}{one}"
-                )
+            lines += aligned(of)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -18,7 +18,7 @@ from ..files.export_source import text_order
 from ..reading.opened import Capture, opened
 from ..reading.selection import Selector
 from ..rows import Rows
-from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts
+from ..token_rows.contexts import TextOrder, TokenContext, TokenTexts, aligned
 from ._around import contexts_around
 from ._blocks import as_vectors, at_least, rows_of_layer, vector_blocks, width_of
 
@@ -121,13 +121,7 @@ class Unit:
                 lines.append(f"  {what} {told}")
         for what, contexts in (("highest", self.contexts), ("lowest", self.lowest)):
             shown = contexts[:_LINES]
-            before = [len("".join(one.words()[: one.peak])) for one in shown]
-            lines += [f"  {what}:"] if shown else []
-            for one, length in zip(shown, before, strict=True):
-                place = f"{one.sequence}:{one.position}"
-                lines.append(
-                    f"  {one.value:9.3g}  {place:>10}  {' ' * (max(before) - length)}{one}"
-                )
+            lines += [f"  {what}:", *aligned(shown)] if shown else []
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

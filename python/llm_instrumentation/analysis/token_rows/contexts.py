@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TextOrder", "TokenContext", "TokenTexts"]
+__all__ = ["TextOrder", "TokenContext", "TokenTexts", "aligned"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -126,3 +127,13 @@ class TextOrder:
         lengths = end - begin
         ranks = np.repeat(begin - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         return self.order[ranks], lengths, rank - begin
+
+
+def aligned(contexts: Sequence[TokenContext]) -> list[str]:
+    """Lines with the value, the text and position, and the tokens of contexts, peak below peak."""
+    before = [len("".join(one.words()[: one.peak])) for one in contexts]
+    return [
+        f"  {one.value:9.4g}  {f'{one.sequence}:{one.position}':>10}  "
+        f"{' ' * (max(before) - length)}{one}"
+        for one, length in zip(contexts, before, strict=True)
+    ]
