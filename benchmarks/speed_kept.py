@@ -7,7 +7,8 @@ A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and gre
 before and after each contender. The speed kept is the time alone (the mean of before and after)
 divided by the time with the contender. "flight recorder" keeps the last steps in the memory that a
 capture has, and writes nothing; "flight recorder in a file" keeps them in a file in /dev/shm, and
-"with outliers" also looks at magnitudes. The table has medians and ranges over the rounds. The
+"with outliers" also looks at magnitudes. "during a dump" writes a full ring of --dump-gb meanwhile,
+in bursts alone. The table has medians and ranges over the rounds. The
 contender "nothing" is the model alone again; its range shows the noise.
 
 "sustained" measures from before the opening of the capture to its close. Its memory limit is a
@@ -53,7 +54,8 @@ from llm_instrumentation.core.config import from_preset
 from llm_instrumentation.flight import flight_recorder
 from torch import Tensor, nn
 
-FLIGHT = ("flight recorder", "flight recorder in a file", "with outliers")
+DURING_A_DUMP = "during a dump"  # not by default, because its file is large
+FLIGHT = ("flight recorder", "flight recorder in a file", "with outliers", DURING_A_DUMP)
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
@@ -137,7 +139,30 @@ def _flight(model: nn.Module, folder: Path, memory: float | None, **more: Any) -
         raise SystemExit(f"flight recorder: {stats}")
 
 
-def contenders(model: nn.Module) -> list[Contender]:
+@contextlib.contextmanager
+def _during_a_dump(
+    model: nn.Module, gb: float, ids: Tensor, folder: Path, memory: float | None
+) -> Iterator[Running]:
+    """A full ring is being written while the model runs, and all that it returns meanwhile, too."""
+    recorder = flight_recorder(model, folder / "flight", memory_gb=gb, after=1_000_000)
+    running = Running(model)
+    with recorder:
+        while not recorder.stats().gone_steps:
+            running.prefill(ids)
+        began = time.perf_counter()
+        recorder.dump("measured")
+        yield running
+        during = time.perf_counter() - began
+        recorder.stop()
+        whole = time.perf_counter() - began
+    (dump,) = recorder.dumps
+    if dump.problem:
+        raise SystemExit(f"{DURING_A_DUMP}: {dump.problem}")
+    running.told = {"dumped_for": during, "dump_seconds": whole}
+
+
+def contenders(model: nn.Module, options: argparse.Namespace) -> list[Contender]:
+    ids = torch.randint(1, 32000, (1, options.length), generator=torch.Generator().manual_seed(2))
     return [
         Contender("nothing", functools.partial(_nothing, model)),
         Contender("empty hooks", functools.partial(_empty_hooks, model)),
@@ -149,6 +174,7 @@ def contenders(model: nn.Module) -> list[Contender]:
             functools.partial(_flight, model, ring_file=f"/dev/shm/strap-speed-kept-{os.getpid()}"),
         ),
         Contender("with outliers", functools.partial(_flight, model, outlier=100.0)),
+        Contender(DURING_A_DUMP, functools.partial(_during_a_dump, model, options.dump_gb, ids)),
     ]
 
 
@@ -274,7 +300,7 @@ def draw(rounds: list[Any], axes: Any) -> None:
 
 def chosen(ways: list[Way], wanted: list[str] | None) -> list[Way]:
     if wanted is None:
-        return ways
+        return [way for way in ways if way.name != DURING_A_DUMP]
     unknown = set(wanted) - {way.name for way in ways}
     if unknown:
         raise SystemExit(f"no contender {sorted(unknown)}; there are {[w.name for w in ways]}")
@@ -295,6 +321,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--burst-passes", type=int, default=4, help="in one capture")
     parser.add_argument("--prefill-memory", type=float, default=0.25, help="GB, sustained")
     parser.add_argument("--generation-memory", type=float, default=0.02, help="GB, sustained")
+    parser.add_argument("--dump-gb", type=float, default=2.0, help="the ring that a dump writes")
     parser.add_argument(
         "--pause", type=float, default=0.3,
         help="seconds after a capture, for threads that end and memory that is given back",
@@ -321,7 +348,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     model = build(options.quick)
     others, absent = peers(model, list(options.peers), options.quick, options.threads)
-    ways = chosen([*contenders(model), *others], options.contenders)
+    ways = chosen([*contenders(model, options), *others], options.contenders)
     told = machine(Path(options.folder or tempfile.gettempdir()), ("torch", "transformers"))
     told["threads of the model"] = str(options.threads)
     head("Speed kept", told)

@@ -176,7 +176,8 @@ typedef struct strap_open_options {
                                 compress instead, within strap_enqueue, when 4 MiB (or a quarter
                                 of the memory) wait or the oldest tensor waits for 1 s; the
                                 workers rest until no tensor came for 1 s. With
-                                STRAP_ON_FULL_DROP no call waits or compresses */
+                                STRAP_ON_FULL_DROP no call waits or compresses. A ring takes 1
+                                for 0, so that a dump does not stop the host */
   int32_t overwrite;         /* with CREATE. 0: replace only a stream and its index, and refuse
                                 any other file at PATH or PATH.index. 1: replace any regular
                                 file */
@@ -249,8 +250,9 @@ strap_status strap_roll(strap_session session, const char *path, int32_t overwri
  * Writes what the ring of a session keeps to a new stream at PATH, with its index at PATH.index, and
  * then all tensors to come until strap_dump_end. Between two dumps the ring keeps the last steps: when
  * a tensor finds no room, the oldest step gives way as a whole, and later tensors of that step are left
- * out. So does the oldest step beyond ring_steps and ring_seconds. A step for which the whole memory is too small loses tensors as with STRAP_ON_FULL_DROP. Tensors
- * with step -1 belong to the step before them. A step that was dumped is no longer in the ring.
+ * out. So does the oldest step beyond ring_steps and ring_seconds. A step for which the whole memory is
+ * too small loses tensors as with STRAP_ON_FULL_DROP. Tensors with step -1 belong to the step before
+ * them. A step that was dumped is no longer in the ring.
  *
  * strap_dump does not wait for the disk: strap_checkpoint after strap_dump_end waits until the files are
  * durable and closed. During a dump strap_enqueue may wait for room as in any session.
@@ -494,7 +496,8 @@ typedef struct strap_stats_t {
   uint64_t ring_bytes;      /* memory that they count for: in the staging memory, and their bookkeeping */
   uint64_t ring_gone_steps; /* steps that gave way to newer ones */
   uint64_t ring_gone_packets; /* packets of those, and tensors that came after their step had gone */
-  int64_t ring_oldest_step; /* the least number of a step in the ring; -1: it is empty, or the step's number is unknown */
+  int64_t ring_oldest_step; /* the least number of a step in the ring; -1: it is empty, or the step's
+                               number is unknown */
   int64_t ring_gone_step;   /* the greatest number of a step that gave way; -1: none did */
   int64_t ring_oldest_ns;   /* CLOCK_MONOTONIC of the oldest tensor in the ring; 0: it is empty */
 } strap_stats_t;
@@ -660,8 +663,8 @@ typedef struct strap_range {
  *
  * Where the call reads a packet's whole payload, it verifies the checksum (where the index has it), as
  * strap_reader_read does: for ranges that together are the whole packet or, of raw payloads, half of
- * it; for packets with at most 64 KiB of decoded bytes; and for frames that it decodes to their end. A part of a payload cannot be
- * verified. The codec finds some damage of it, and none of raw values.
+ * it; for packets with at most 64 KiB of decoded bytes; and for frames that it decodes to their end. A
+ * part of a payload cannot be verified. The codec finds some damage of it, and none of raw values.
  *
  * Errors: those of strap_reader_at and strap_reader_read for the first range, and INVALID_ARGUMENT if
  * it reaches outside its packet or DATA. Where a later range has an error, the call stops before that range

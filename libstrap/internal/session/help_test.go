@@ -188,3 +188,22 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A dump hands the whole ring to the workers. The host's calls must not make all of that first.
+func TestADumpLeavesTheBacklogToTheWorkers(t *testing.T) {
+	o := helped(codec.Zstd)
+	o.Ring, o.KeepFloat32, o.MaxMemory = true, true, 16<<20
+	s := openRing(t, o)
+	layers := layersOf(t, s, 2)
+	for number := range int64(50) {
+		runStep(t, s, layers, number, 20_000)
+	}
+	path := filepath.Join(t.TempDir(), "dump")
+	beginDump(t, s, path)
+	runStep(t, s, layers, 50, 20_000)
+	endDump(t, s)
+	checkSteps(t, path, 0, 50, len(layers), 20_000)
+	if st := s.Stats(); st.YieldNS != 0 {
+		t.Errorf("the host's calls made packets for %d ns", st.YieldNS)
+	}
+}

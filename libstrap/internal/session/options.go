@@ -49,7 +49,7 @@ type Options struct {
 	// CaptureID is the id that a stream must have to be resumed; "" accepts any. Only with Resume.
 	CaptureID string
 
-	// Yield lets the workers rest while the caller computes; see backlog.
+	// Yield lets the workers rest while the caller computes; see backlog. With Ring it is ignored.
 	Yield bool
 	// BurstBytes is how much of the staging memory Open touches. Workers that yield rest until as
 	// many bytes wait for them.

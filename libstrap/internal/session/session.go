@@ -73,6 +73,9 @@ func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
 		return nil, err
 	}
+	if o.Ring { // a dump puts the whole ring into the backlog: callers would stop for seconds
+		o.Yield = false
+	}
 	encoders := make([]*encoders, o.Workers+1)
 	for i := range encoders {
 		var err error
