@@ -5,13 +5,28 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from decoders_by_hand import HandMadeDecoder
-from edges_by_hooks import EXPERTS, METRIC, Plain, made, pairs
+from edges_by_hooks import EXPERTS, METRIC, Plain, hooked, made, pairs
+from llm_instrumentation import ActivationReader, capture_activations, interventions
 from llm_instrumentation.analysis.causal_graph import CausalGraph, load_graph, save_graph
+from llm_instrumentation.analysis.reader import UnknownActivationError
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.interventions import (
+    Edit,
+    Site,
+    activation_patching,
+    add,
+    apply,
+    attribution_patching,
+    intervene,
+    replace,
+    sites_of,
+    zero,
+)
 from llm_instrumentation.interventions.circuits import faithfulness, minimality, run_circuit
 from llm_instrumentation.interventions.decoders import decoder
 from llm_instrumentation.interventions.edges import edge_attribution, edge_patching
@@ -490,3 +505,121 @@ def test_names_of_the_other_kind_of_graph_say_the_way_out():
         edge_attribution(made("llama"), pairs(), METRIC, experts=True)
     with pytest.raises(InvalidArgumentError, match="shared_gate = 'gate' needs a shared expert"):
         ExpertLayout(shared_gate="gate")
+
+
+# ---- sites of experts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "flex_olmo"])
+def test_patching_nodes_is_what_plain_hooks_measure(name):
+    plain = PlainExperts(name)
+    model, prompts = plain.model, plain.prompts
+    sites = sites_of(model, "experts")
+    found = activation_patching(model, prompts, METRIC, sites, direction="noising")
+    assert list(found.nodes) == nodes_of(plain, 0) + nodes_of(plain, 1)
+    for node, effect in zip(found.nodes, found.mean, strict=True):
+        layer, expert = int(node[1]), node[3:]
+        mlp = plain.of_layer(layer, "mlp")
+        clean, other = (
+            plain.parts(layer, plain.seen(inputs, mlp, "in"))[expert].detach()
+            for inputs in (prompts.clean, prompts.corrupted)
+        )
+        patched = plain.run(prompts.clean, (mlp, "out", lambda x, d=other - clean: x + d))
+        expected = float((patched - plain.run(prompts.clean)).mean())
+        assert effect == pytest.approx(expected, rel=1e-5, abs=1e-12), node
+    assert np.count_nonzero(np.abs(found.mean) > 1e-6) > len(sites) / 2
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "flex_olmo"])
+def test_attribution_of_nodes_is_the_gradient_by_hand(name):
+    plain = PlainExperts(name)
+    model, prompts = plain.model, plain.prompts
+    found = attribution_patching(
+        model, prompts, METRIC, [*sites_of(model, "experts"), *sites_of(model, "layers")],
+        direction="noising",
+    )  # fmt: skip
+    alone = attribution_patching(
+        model, prompts, METRIC, sites_of(model, "layers"), direction="noising"
+    )
+    # Beside sites of experts, the gradients of other sites stay what they were.
+    assert found.mean[-2:] == pytest.approx(alone.mean, rel=1e-5)
+    for node, effect in zip(found.nodes[:-2], found.mean[:-2], strict=True):
+        layer, expert = int(node[1]), node[3:]
+        mlp, kept = plain.of_layer(layer, "mlp"), []
+        clean, other = (
+            plain.parts(layer, plain.seen(inputs, mlp, "in"))[expert].detach()
+            for inputs in (prompts.clean, prompts.corrupted)
+        )
+
+        def leaf(value: Tensor, kept: list[Tensor] = kept) -> Tensor:
+            kept.append(value.detach().requires_grad_())
+            return kept[0]
+
+        with torch.enable_grad(), hooked(model, (mlp, "out", leaf)):
+            METRIC(model(**prompts.clean), prompts).sum().backward()
+        expected = float((kept[0].grad * (other - clean)).sum((-1, -2)).mean())
+        assert effect == pytest.approx(expected, rel=1e-5, abs=1e-9), node
+
+
+def test_edits_of_experts_change_what_the_block_returns():
+    plain = PlainExperts("qwen2_moe")
+    model, ids = plain.model, plain.prompts.clean
+    mlp = plain.of_layer(0, "mlp")
+    returned, parts = plain.seen(ids, mlp, "out"), plain.parts(0, plain.seen(ids, mlp, "in"))
+
+    def with_edits(*edits: Edit) -> Tensor:
+        kept: list[Tensor] = []
+        with (
+            torch.no_grad(),
+            intervene(model, *edits),
+            intervene(model, apply(mlp, lambda value: kept.append(value) or value)),
+        ):
+            model(**ids)
+        return kept[0]
+
+    last = returned.clone()
+    last[:, -1] -= parts["e1"][:, -1]
+    torch.testing.assert_close(with_edits(zero(mlp, expert=1, positions=-1)), last)
+    both = returned - parts["e1"] - parts["shared"]
+    edits = zero(mlp, expert=1), zero(mlp, expert="shared")
+    torch.testing.assert_close(with_edits(*edits), both)
+    assert with_edits(zero(mlp, side="experts")).abs().max() < 1e-6
+    mean = parts["e2"].mean((0, 1)) - parts["e2"]
+    torch.testing.assert_close(with_edits(interventions.mean(mlp, expert=2)), returned + mean)
+    seen: list[Tensor] = []
+    read = apply(mlp, lambda value: seen.append(value) or value, expert=3)
+    assert torch.equal(with_edits(read), returned)
+    torch.testing.assert_close(seen[0], parts["e3"].detach(), rtol=1e-5, atol=1e-9)
+    steered = with_edits(add(mlp, torch.ones(32).double(), expert=0))
+    torch.testing.assert_close(steered, returned + 1)
+
+
+def test_sites_of_experts_that_are_not_there(tmp_path):
+    model = made("mixtral")
+    ids, mlp = pairs().clean, "model.layers.0.mlp"
+    assert Site(mlp, expert=1) == Site(mlp, side="experts", expert=1) != Site(mlp, expert=2)
+    assert str(Site(mlp, expert=1)) == "'model.layers.0.mlp' expert=1"
+    for edit, message in (
+        (zero(mlp, expert=4), "expert = 4: 'model.layers.0.mlp' has e0 to e3"),
+        (zero(mlp, expert="shared"), "expert = 'shared': 'model.layers.0.mlp' has e0 to e3"),
+        (zero("model.layers.0", expert=0), "no block whose experts are known: choose 'model.lay"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message), intervene(model, edit):
+            model(**ids)
+    for wrong in ({"expert": -1}, {"expert": "e1"}, {"expert": 1, "side": "input"}):
+        with pytest.raises(InvalidArgumentError, match="expert = "):
+            Site(mlp, **wrong)
+    with pytest.raises(InvalidArgumentError, match="none that are known"):
+        sites_of(made("llama"), "experts")
+    with capture_activations(model, tmp_path / "run.stream"):
+        model(**ids)
+    with ActivationReader(tmp_path / "run.stream") as reader:
+        edit = replace(mlp, reader, expert=1)
+        with pytest.raises(UnknownActivationError, match="experts"), intervene(model, edit):
+            model(**ids)
+    shared = with_block(renamed("AlsoForgotten", ExpertLayout()))
+    with (
+        pytest.raises(UnsupportedError, match="so AlsoForgotten is not as its layout says"),
+        intervene(shared, zero(mlp, expert=0)),
+    ):
+        shared(**ids)

@@ -126,6 +126,57 @@ class Experts:
     def __repr__(self) -> str:
         return f"<Experts of {self.name!r} ({self._kind}): {len(self.names)}>"
 
+    @property
+    def width(self) -> int:
+        """The width of what the block receives and returns.
+
+        Raises:
+            UnsupportedError: the experts and the router do not say it.
+        """
+        width = getattr(self._experts, "hidden_dim", None)
+        if not isinstance(width, int):
+            weight = getattr(self._router, "weight", None)
+            if not isinstance(weight, Tensor) or weight.dim() != 2:
+                raise UnsupportedError(
+                    f"{self.name!r} ({self._kind}): the width of its experts is not known: give "
+                    f"{type(self._experts).__name__} an attribute hidden_dim"
+                )
+            width = weight.shape[1]
+        return width
+
+    def place(self, expert: int | str) -> int:
+        """The place of an expert, as a site has it, in `names`.
+
+        Raises:
+            InvalidArgumentError: there is no such expert.
+        """
+        name = expert if isinstance(expert, str) else f"e{expert}"
+        if name not in self.names:
+            raise InvalidArgumentError(
+                f"expert = {expert!r}: {self.name!r} has {self.names[0]} to {self.names[-1]}"
+            )
+        return self.names.index(name)
+
+    def check_sum(self, parts: Tensor, returned: Tensor) -> None:
+        """Refuses a block that returns something else than the sum of the parts.
+
+        Args:
+            parts: of all experts, [experts, ..., width].
+            returned: by the block.
+
+        Raises:
+            UnsupportedError: they differ by more than rounding.
+        """
+        total = parts.detach().sum(0)
+        error = (total - returned.detach().reshape(total.shape)).float().norm()
+        # A sum in another order than the block's differs less than this, also in bfloat16.
+        if not error <= 0.02 * returned.detach().float().norm().clamp_min(1e-9):
+            raise UnsupportedError(
+                f"{self.name!r} returns something else than the sum of what its experts return, "
+                f"each times its weight, so {self._kind} is not as its layout says: see "
+                "register_experts, or take the block as one node"
+            )
+
     def parts(self, received: Tensor, which: Sequence[int] | None = None) -> Tensor:
         """The parts of experts in what the block returns. Their sum is what it returns.
 
