@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .edges import edge_attribution, edge_patching
     from .edits import Edit, add, apply, freeze, mean, noise, replace, resample, zero
     from .effects import Effects
+    from .experts import ExpertLayout, register_experts
     from .heads import AttentionHeads, HeadLayout, attention_heads, register_heads
     from .installed import Applied, UnusedEditError, intervene
     from .metrics import (
@@ -39,6 +40,7 @@ __all__ = [
     "DecoderLayout",
     "Edit",
     "Effects",
+    "ExpertLayout",
     "Faithfulness",
     "HeadLayout",
     "Metric",
@@ -67,6 +69,7 @@ __all__ = [
     "noise",
     "probability_difference",
     "register_decoder",
+    "register_experts",
     "register_heads",
     "replace",
     "resample",
@@ -82,6 +85,7 @@ __getattr__, __dir__ = lazy(
         "AttentionHeads": ".heads",
         "DecoderLayout": ".decoders",
         "Edit": ".edits",
+        "ExpertLayout": ".experts",
         "Faithfulness": ".circuits",
         "Effects": ".effects",
         "HeadLayout": ".heads",
@@ -111,6 +115,7 @@ __getattr__, __dir__ = lazy(
         "noise": ".edits",
         "probability_difference": ".metrics",
         "register_decoder": ".decoders",
+        "register_experts": ".experts",
         "register_heads": ".heads",
         "replace": ".edits",
         "resample": ".edits",

@@ -24,6 +24,7 @@ from ..errors import InvalidArgumentError
 from ..progress.bars import Progress, reported
 from .decoders import DecoderBlock, decoder
 from .edits import Edit, apply
+from .experts import Experts
 from .installed import intervene
 from .metrics import Metric, widened
 from .paths.edge_effects import effects_graph, precise
@@ -55,6 +56,7 @@ def run_circuit(
     *,
     ablation: Ablation = "corrupted",
     positions: Positions = None,
+    experts: bool = False,
     batch_size: int = 8,
     progress: Progress = None,
 ) -> Tensor:
@@ -71,6 +73,10 @@ def run_circuit(
     Heads behind a norm (a post-norm) write together: a reader sees the norm of the sum of the heads
     whose edges are there, and of the ablated run's others. So nothing is approximated.
 
+    With `experts` each expert of a mixture has a residual stream of its own. The router reads it
+    too, and says whether this expert is chosen, and with which weight. So at a token the experts of
+    a circuit may be more or fewer than those that the model chooses.
+
     Args:
         model: a decoder, see `register_decoder`, in evaluation mode.
         prompts: the examples.
@@ -78,6 +84,7 @@ def run_circuit(
         graph: the circuit. Its effects do not count.
         ablation: see `Ablation`.
         positions: those that the graph was made with, see `Positions`; None: its nodes have none.
+        experts: as the graph was made with.
         batch_size: examples that run together.
         progress: shows a bar; see `Progress`.
 
@@ -89,7 +96,7 @@ def run_circuit(
         InvalidArgumentError: (a ValueError) the model has no such edge; an argument is out of its
             range.
     """
-    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, experts, batch_size)
     masks = [runs.space.mask(edge.key for edge in graph.edges)]
     return runs.values(masks, progress, "circuit")[0]
 
@@ -170,6 +177,7 @@ def faithfulness(
     seed: int = 0,
     ablation: Ablation = "corrupted",
     positions: Positions = None,
+    experts: bool = False,
     batch_size: int = 8,
     progress: Progress = None,
 ) -> Faithfulness:
@@ -190,6 +198,7 @@ def faithfulness(
         seed: of the random circuits.
         ablation: see `Ablation`.
         positions: those that the graph was made with, see `Positions`; None: its nodes have none.
+        experts: as the graph was made with.
         batch_size: examples that run together.
         progress: shows a bar; see `Progress`.
 
@@ -205,7 +214,7 @@ def faithfulness(
         )
     if random < 1:
         raise InvalidArgumentError(f"random = {random}: give at least 1")
-    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, experts, batch_size)
     if len(graph.edges) != runs.space.size:
         raise InvalidArgumentError(
             f"the graph has {len(graph.edges):,} edges, the model {runs.space.size:,}: give all "
@@ -301,6 +310,7 @@ def minimality(
     *,
     ablation: Ablation = "corrupted",
     positions: Positions = None,
+    experts: bool = False,
     batch_size: int = 8,
     confidence: float | None = 0.95,
     p_values: Adjustment | None = None,
@@ -315,6 +325,7 @@ def minimality(
         circuit: the circuit. Its effects do not count.
         ablation: see `Ablation`.
         positions: those that the graph was made with, see `Positions`; None: its nodes have none.
+        experts: as the graph was made with.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples; None: without intervals.
         p_values: how the p-values of the edges are adjusted for their number, see `adjusted`; None:
@@ -332,7 +343,7 @@ def minimality(
     keys = [edge.key for edge in circuit.edges]
     if not keys:
         raise InvalidArgumentError("the circuit has no edges")
-    runs = _CircuitRuns(model, prompts, metric, ablation, positions, batch_size)
+    runs = _CircuitRuns(model, prompts, metric, ablation, positions, experts, batch_size)
     whole = runs.space.mask(keys)
     masks = [whole]
     for numbers in runs.space.numbers(keys):
@@ -354,7 +365,7 @@ class _CircuitRuns:
 
     def __init__(
         self, model: nn.Module, prompts: Prompts, metric: Metric, ablation: Ablation,
-        positions: Positions, batch_size: int,
+        positions: Positions, experts: bool, batch_size: int,
     ) -> None:  # fmt: skip
         check_given(prompts, metric, batch_size)
         check_columns(prompts)
@@ -362,7 +373,7 @@ class _CircuitRuns:
             raise InvalidArgumentError(
                 f'ablation = {ablation!r}: give "corrupted", "mean" or "zero"'
             )
-        self._decoder = decoder(model)
+        self._decoder = decoder(model, experts=experts)
         check_linear(self._decoder)
         prompts.check_for(model)
         self.space = EdgeSpace.of(self._decoder, positions, prompts)
@@ -473,7 +484,7 @@ class _Circuit:
                 edits.append(apply(block.layer, self._keep(number), side="input"))
             elif writers.kind == "heads":
                 edits.append(apply(block.out, self._keep_heads(number, block), side="input"))
-            else:
+            elif writers.kind == "mlp":
                 edits.append(apply(block.mlp_out, self._keep(number)))
         for number, readers in enumerate(decoder.readers):
             if readers.kind == "logits":
@@ -482,6 +493,8 @@ class _Circuit:
             block = decoder.blocks[readers.layer]
             if readers.kind == "mlp":
                 edits.append(apply(block.mlp, self._into(number, readers.norm), side="input"))
+            elif block.experts is not None and readers.kind == "experts":
+                edits.append(apply(block.mlp, self._into_experts(number, block.experts)))
             else:
                 for name, kinds in block.projections().items():
                     edits.append(apply(name, self._projected(number, block, name, kinds)))
@@ -534,6 +547,26 @@ class _Circuit:
             if norm is not None:
                 residual = behind_norm(self._decoder, norm, residual)
             return torch.cat([residual] * self._copies).reshape(value.shape)
+
+        return change
+
+    def _into_experts(self, number: int, experts: Experts) -> Callable[[Tensor], Tensor]:
+        """Calculates the part of each expert from the residual stream that this expert reads."""
+        readers = self._decoder.readers[number]
+        writers = next(
+            at for at, one in enumerate(self._decoder.writers)
+            if one.kind == "experts" and one.layer == readers.layer
+        )  # fmt: skip
+
+        def change(returned: Tensor) -> Tensor:
+            residuals, which = self._residuals_of(number, None, None)
+            received = behind_norm(self._decoder, readers.norm, residuals)
+            parts: dict[int, Tensor] = {}
+            for at, one in enumerate(received):
+                own = [place for place, other in enumerate(which) if other == at]
+                parts.update(zip(own, experts.parts(one, own), strict=True))
+            self._set(writers, torch.cat([parts[place] for place in range(len(which))], -1))
+            return returned  # of the model's own residual stream, which nothing reads
 
         return change
 

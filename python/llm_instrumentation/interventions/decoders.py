@@ -7,6 +7,11 @@ and of what each MLP has written. An edge is the part of one writer in what one 
 Some decoders norm what a block returns before they add it: a post-norm. What an MLP writes is then
 what its post-norm returns. The heads of a layer write the norm of their sum together; what one of
 them writes is what that norm returns with this head minus what it returns without.
+
+A block with experts is one node, or a node for each expert. An expert writes what it returns, times
+the weight that the router gives it. It reads what the block reads, by itself and by the router: so
+a node is a function of the residual stream, and the sum of these functions is the block. Behind a
+post-norm the experts of a layer write together, as heads do.
 """
 
 from __future__ import annotations
@@ -21,13 +26,16 @@ from torch import nn
 from ..analysis.causal_graph import CausalGraph, Edge, EdgeInput, EdgeKey, Node
 from ..analysis.causal_graph.parts import INPUTS
 from ..core.tensors.modules import adapter_advice, original_name
-from ..errors import UnsupportedError
+from ..errors import InvalidArgumentError, UnsupportedError
+from .experts import Experts, check_no_experts, experts_of
 from .heads import AttentionHeads, HeadColumns, attention_heads
 
 __all__ = ["DecoderGraph", "DecoderLayout", "PostNorms", "decoder", "register_decoder"]
 
 PostNorms: TypeAlias = Literal["recomputed", "linear", "frozen"]
 """How a change of one head passes the norm behind the heads, in `edge_attribution`.
+
+Likewise a change of one expert, and the norm behind the experts.
 
 "recomputed": exactly, norm(o + d) - norm(o). The changes by single heads do not add up to the
 change by all heads.
@@ -176,6 +184,8 @@ class DecoderBlock:
     parallel: bool
     post_norm: str = ""
     """The norm behind the attention."""
+    experts: Experts | None = None
+    """The experts of the MLP, if they are nodes by themselves."""
 
     @property
     def out(self) -> str:
@@ -210,13 +220,20 @@ class DecoderBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Writers:
-    """Nodes that write at one place: the input, the heads of a layer, or an MLP."""
+    """Nodes that write at one place: the input, the heads or experts of a layer, or an MLP.
 
-    kind: Literal["input", "heads", "mlp"]
+    Attributes:
+        kind, layer: which.
+        nodes: their names.
+        begin: the number of the first node among all that write.
+        post_norm: the name of the norm behind the sum of several nodes; "": there is none.
+    """
+
+    kind: Literal["input", "heads", "experts", "mlp"]
     layer: int
     nodes: tuple[str, ...]
     begin: int
-    """The number of its first node among all that write."""
+    post_norm: str = ""
 
     @property
     def end(self) -> int:
@@ -225,7 +242,8 @@ class Writers:
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """What reads the residual stream at one place: all heads of a layer, an MLP, or the logits.
+    """What reads the residual stream at one place: all heads or experts of a layer, an MLP, or the
+    logits.
 
     Attributes:
         kind, layer: which.
@@ -237,7 +255,7 @@ class Readers:
         begin: the number of its first edge. The edges into a reader stand side by side.
     """
 
-    kind: Literal["heads", "mlp", "logits"]
+    kind: Literal["heads", "experts", "mlp", "logits"]
     layer: int
     inputs: tuple[tuple[str, EdgeInput | None], ...]
     norm: str
@@ -281,15 +299,21 @@ class DecoderGraph:
         for number, block in enumerate(blocks):
             before = writers[-1].end
             heads = tuple(f"a{number}.h{head}" for head in range(block.heads.heads))
-            writers.append(Writers("heads", number, heads, before))
+            writers.append(Writers("heads", number, heads, before, block.post_norm))
             inputs = [(head, kind) for head in heads for kind in INPUTS]
             first = next(iter(block.projections()))
             read("heads", number, inputs, block.attention_norm, first, before)
             if not block.mlp:
                 continue
             seen = before if block.parallel else writers[-1].end
-            read("mlp", number, [(f"m{number}", None)], block.mlp_norm, block.mlp, seen)
-            writers.append(Writers("mlp", number, (f"m{number}",), writers[-1].end))
+            of_mlp: Any = "mlp" if block.experts is None else "experts"
+            nodes: tuple[str, ...] = (f"m{number}",)
+            post_norm = ""
+            if block.experts is not None:
+                nodes = tuple(f"m{number}.{name}" for name in block.experts.names)
+                post_norm = block.mlp_out if block.mlp_out != block.mlp else ""
+            read(of_mlp, number, [(node, None) for node in nodes], block.mlp_norm, block.mlp, seen)
+            writers.append(Writers(of_mlp, number, nodes, writers[-1].end, post_norm))
         read("logits", len(blocks), [("logits", None)], final_norm, final_norm, writers[-1].end)
         self.writers = tuple(writers)
         self.readers = tuple(readers)
@@ -304,8 +328,8 @@ class DecoderGraph:
 
     @property
     def post_norms(self) -> bool:
-        """Whether there is a norm behind the heads of a layer."""
-        return any(block.post_norm for block in self.blocks)
+        """Whether there is a norm behind several nodes of a layer."""
+        return any(writers.post_norm for writers in self.writers)
 
     @property
     def sources(self) -> list[str]:
@@ -333,12 +357,17 @@ class DecoderGraph:
         return found
 
 
-def decoder(model: nn.Module) -> DecoderGraph:
+def decoder(model: nn.Module, *, experts: bool = False) -> DecoderGraph:
     """A model as a decoder.
+
+    Args:
+        model: the model.
+        experts: each expert is a node. An MLP without experts stays one node.
 
     Raises:
         UnsupportedError: (a TypeError) the residual stream of the model is no sum, or the table
-            does not know the model; the message says why.
+            does not know the model, or its experts; the message says why.
+        InvalidArgumentError: (a ValueError) `experts`, and the model has none.
     """
     original = getattr(model, "_orig_mod", model)
     names = [kind.__name__ for kind in type(original).__mro__]
@@ -355,7 +384,8 @@ def decoder(model: nn.Module) -> DecoderGraph:
             f"it is not known how {kind} is built: say it with register_decoder, if its residual "
             f"stream is a sum. Known are {', '.join(sorted(_LAYOUTS))}{adapter_advice(original)}"
         )
-    return _built(original, names[0], layout)
+    found = _built(original, names[0], layout)
+    return _with_experts(found) if experts else found
 
 
 def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> DecoderGraph:
@@ -404,3 +434,19 @@ def _built(model: nn.Module, kind: str, layout: DecoderLayout) -> DecoderGraph:
     if not blocks:
         raise UnsupportedError(f"{kind} has no layers in {layout.layers!r}")
     return DecoderGraph(model, tuple(blocks), layout.final_norm)
+
+
+def _with_experts(graph: DecoderGraph) -> DecoderGraph:
+    """The graph with a node for each expert."""
+    known = experts_of(graph.model)
+    blocks = []
+    for block in graph.blocks:
+        experts = known.get(block.mlp)
+        if experts is None and block.mlp:
+            check_no_experts(block.mlp, graph.module(block.mlp))
+        blocks.append(dataclasses.replace(block, experts=experts))
+    if not any(block.experts for block in blocks):
+        raise InvalidArgumentError(
+            f"experts = True, and {type(graph.model).__name__} has no experts: leave it out"
+        )
+    return DecoderGraph(graph.model, tuple(blocks), graph.readers[-1].norm)

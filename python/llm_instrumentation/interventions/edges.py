@@ -29,6 +29,7 @@ from .paths.norm_errors import NormErrors
 from .paths.patched import Patched
 from .paths.post_norms import check_choice
 from .paths.residuals import Written, check_linear, written
+from .paths.routing import RoutingChanges
 from .paths.scores import Scores, add_products
 from .prompts import Direction, Positions, Prompts
 from .running.integration import points
@@ -49,6 +50,7 @@ def edge_attribution(
     positions: Positions = None,
     top_k: int | None = None,
     post_norms: PostNorms = "recomputed",
+    experts: bool = False,
     batch_size: int = 8,
     confidence: float | None = 0.95,
     progress: Progress = None,
@@ -80,10 +82,20 @@ def edge_attribution(
     choice. The note "post-norm errors" of a graph with linear norms has an error for each layer:
     the size of the difference from the exact changes, divided by the size of these.
 
+    With `experts` each expert of a mixture is a node, as ``m0.e5``, and a shared one is
+    ``m0.shared``. It writes its part of what the block returns: its output, times its weight. The
+    part is 0 at tokens for which the router does not choose the expert. What a source writes
+    differently includes a change of the choice. An edge into an expert passes through its output
+    and through its weight. The gradient knows both, but not the choice. So the effect of an edge
+    into an expert is 0 at tokens for which the expert is not chosen, even if the edge would have it
+    chosen: `edge_patching` measures that. The note "routing changes" of a graph has for each block
+    the share of tokens at which other experts write in the corrupted run.
+
     Memory is bounded by the batch. Beside what a forward and backward pass takes there are about 15
     tensors of the size [batch, tokens, width] for each layer, and about 12 for each head of one
-    layer. The effects take 4 bytes for each example and edge, or with `top_k` 8 bytes for each
-    edge, and 4 for each example and edge that is kept.
+    layer. With `experts` there are 4 more for each expert of each layer. The effects take 4 bytes
+    for each example and edge, or with `top_k` 8 bytes for each edge, and 4 for each example and
+    edge that is kept.
 
     A warning says that the gradient of the metric is 0 in the clean run, and there are no `steps`.
 
@@ -98,6 +110,7 @@ def edge_attribution(
             intervals the model runs twice as often. None: all edges.
         post_norms: how a change of one head passes a norm behind the heads, see `PostNorms`. It
             makes no difference for models without such norms.
+        experts: each expert of a mixture is a node. False: a block with experts is one node.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples, by `bootstrap_interval`; an
             interval is None for one example, or where the examples do not bound it. None: without
@@ -113,7 +126,8 @@ def edge_attribution(
             not the sum that the layout says, or an input of one head acts on another one; the norm
             behind heads has no scale that could be frozen; see also `intervene`.
         InvalidArgumentError: (a ValueError) an argument is out of its range; `positions` do not fit
-            the prompts, see `Positions`; there are more edges than a graph holds.
+            the prompts, see `Positions`; there are more edges than a graph holds; `experts`, and
+            the model has none.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
@@ -125,7 +139,7 @@ def edge_attribution(
         raise InvalidArgumentError(
             "attribution needs gradients: call it outside of torch.inference_mode()"
         )
-    graph = decoder(model)
+    graph = decoder(model, experts=experts)
     check_linear(graph)
     prompts.check_for(model)
     space = EdgeSpace.of(graph, positions, prompts)
@@ -133,7 +147,7 @@ def edge_attribution(
     metrics: list[list[Tensor]] = [[], []]
     rounds = 1 if top_k is None or confidence is None else 2
     done, total = 0, len(prompts) * len(way) * rounds
-    errors = NormErrors(post_norms)
+    errors, routing = NormErrors(post_norms), RoutingChanges()
     with reported(progress, "edge attribution") as tell, frozen(model):
         for turn in range(rounds):
             if turn:
@@ -143,6 +157,8 @@ def edge_attribution(
             for batch in prompts.batches(batch_size):
                 rows = slice(first, first + len(batch))
                 clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
+                if not turn:
+                    routing.add(clean, corrupted, batch)
                 difference, embedded = corrupted.minus(clean), clean.values[0]
                 del clean, corrupted
                 if not turn:
@@ -163,7 +179,8 @@ def edge_attribution(
         method += f", {post_norms} post-norms"
     return effects_graph(
         space, keys, effects, confidence=confidence, p_values=None, metric=metric, method=method,
-        clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]), notes=errors.notes(),
+        clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
+        notes={**errors.notes(), **routing.notes()},
     )  # fmt: skip
 
 
@@ -192,6 +209,7 @@ def edge_patching(
     *,
     direction: Direction = "noising",
     positions: Positions = None,
+    experts: bool = False,
     batch_size: int = 32,
     confidence: float | None = 0.95,
     p_values: Adjustment | None = None,
@@ -203,6 +221,11 @@ def edge_patching(
     run. All other readers of the source see its own value. What follows from the changed target
     flows on to the logits. The source alone is changed: a norm behind heads is calculated anew,
     with the other heads of the layer as they were. So nothing is approximated.
+
+    With `experts` the part of one expert is calculated anew: whether the router chooses it for the
+    changed input, its weight among those that are chosen, and its output. The parts of the other
+    experts stay. So a change of the choice counts, in the edges into the expert that comes and into
+    the one that goes.
 
     It takes a forward pass of the examples for each edge. So measure the edges that
     `edge_attribution` found, or those of a small model.
@@ -216,6 +239,7 @@ def edge_patching(
         positions: names the positions of the edges, see `Positions`. An edge from a node without a
             position has the values of all tokens; one to a node without a position acts on what the
             node returns anywhere.
+        experts: each expert of a mixture is a node, as in `edge_attribution`.
         direction: see `Direction`. The effect is the metric with the patch minus that of the run
             that it is put into. By default it is what `edge_attribution` estimates. (For nodes
             `activation_patching` puts clean values into the corrupted run by default.)
@@ -239,7 +263,7 @@ def edge_patching(
         raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
     check_given(prompts, metric, batch_size)
     check_columns(prompts)
-    graph = decoder(model)
+    graph = decoder(model, experts=experts)
     check_linear(graph)
     prompts.check_for(model)
     space = EdgeSpace.of(graph, positions, prompts)

@@ -19,6 +19,7 @@ from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
 from ._additions import Additions, Together
 from .edits import Call, Edit
+from .experts import Experts
 from .running.forwards import Forwards
 from .running.places import Places
 from .running.spots import Spot, resolve
@@ -169,6 +170,9 @@ class _Hooked:
             ):
                 undo.callback(handle.remove)
             return Together(undo)
+        if spot.experts is not None:
+            hook = OwnHook(self._parts, spot.experts)
+            return nn.Module.register_forward_hook(spot.module, hook, with_kwargs=True)
         if spot.side == "input":
             hook = OwnHook(self._inputs)
             return nn.Module.register_forward_pre_hook(spot.module, hook, with_kwargs=True)
@@ -179,6 +183,38 @@ class _Hooked:
         for path, change in self._due():
             new = replace_tensor(new, path, change, of=self._name)
         return None if new is output else new
+
+    def _parts(
+        self, experts: Experts, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:  # fmt: skip
+        """Changes the parts of experts in what a block returns."""
+        due = list(self._due())
+        if not due:
+            return None
+        received = next(iter((*args, *kwargs.values())), None)
+        if not isinstance(received, Tensor) or not isinstance(output, Tensor):
+            raise UnsupportedError(
+                f"{self._name!r}: its experts are known for blocks that receive and return one "
+                f"tensor, not a {type(received).__name__} and a {type(output).__name__}"
+            )
+        parts = experts.parts(received)
+        experts.check_sum(parts, output)
+        new = before = parts.movedim(0, -2).flatten(-2)
+        for path, change in due:
+            new = change(path, new)
+        if new is before:
+            return None
+        if new.requires_grad:
+            # So the gradient of what the block returns reaches the parts, and them alone.
+            rounding = output.detach() - self._sum(before, parts).detach()
+            return (self._sum(new, parts) + rounding.reshape(received.shape)).reshape(output.shape)
+        return output + self._sum(new - before, parts).reshape(output.shape)
+
+    @staticmethod
+    def _sum(side_by_side: Tensor, parts: Tensor) -> Tensor:
+        """The sum of parts that stand side by side, [..., width]."""
+        return side_by_side.reshape(*parts.shape[1:-1], len(parts), -1).sum(-2)
 
     def _inputs(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None

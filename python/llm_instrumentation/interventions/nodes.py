@@ -11,12 +11,13 @@ from torch import nn
 from ..core.tensors.model_sites import attention_blocks, layers_of, mlps_of
 from ..core.tensors.modules import adapter_advice, has_forward, modules_by_name
 from ..errors import InvalidArgumentError
+from .experts import SHARED, experts_of
 from .heads import attention_heads
 from .sites import Site
 
 __all__ = ["NodeKind", "node_names", "sites_of"]
 
-NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "modules"]
+NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "experts", "modules"]
 """The kinds of `sites_of`."""
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -35,6 +36,7 @@ def sites_of(
         kind: "layers": what each layer returns. "attention", "mlp": what the attention or the
             feed-forward block of each layer adds to the residual stream, see `Site`; of BERT and
             its kin the module `dense` that returns it. "heads": the result of each query head.
+            "experts": the part of each expert in what its block returns, see `Site`.
             "modules": what each module with parameters returns, without the model itself. A module
             that holds weights and does not run, as `shared` of T5, has no effect: leave it out.
         positions: a site for each of these positions, as ``range(9)`` or -1, or for each of these
@@ -55,6 +57,12 @@ def sites_of(
             for layer, of_layer in attention_heads(model).items()
             for head in range(of_layer.heads)
         ]
+    elif kind == "experts":
+        found = [
+            Site(layer, expert=name if name == SHARED else int(name[1:]))
+            for layer, experts in experts_of(model).items()
+            for name in experts.names
+        ]
     else:
         named = {"layers": _layers, "attention": _attention, "mlp": _mlps, "modules": _modules}
         names = named[kind](model)
@@ -68,6 +76,7 @@ def sites_of(
             f"kind = {kind!r}: {type(model).__name__} has none that are known: give Site(name) of "
             "its modules"
             + ", or say where heads are with register_heads" * (kind == "heads")
+            + ", or say where experts are with register_experts" * (kind == "experts")
             + adapter_advice(model)
         )
     if positions is None:
@@ -112,7 +121,8 @@ def _mlps(model: nn.Module) -> list[str]:
 def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     """The ids of sites as nodes of a causal graph.
 
-    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3, ``a3.h5@7`` head 5 at
+    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3,
+    ``m3.e5`` its expert 5, ``a3.h5@7`` head 5 at
     position 7, and ``a3.h5@subject`` head 5 at a span of the prompts. Other sites have the captured
     name of their tensor. So have heads and blocks in models where two attention modules have the
     same number, as in an encoder and a decoder.
@@ -136,6 +146,11 @@ def _name(site: Site, attention: Mapping[str, int], mlps: Mapping[str, int]) -> 
         short = site.layer in attention and site.head_input is None
         name = f"a{attention[site.layer]}" if short else site.layer
         name += f".h{site.head}" + (f".{site.head_input}" if site.head_input else "")
+    elif site.expert is not None:
+        expert = site.expert if site.expert == SHARED else f"e{site.expert}"
+        name = f"m{mlps[name]}.{expert}" if name in mlps else f"{name}.{expert}"
+    elif site.side == "experts":
+        name += " experts"
     elif name in mlps:
         name = f"m{mlps[name]}"
     rest = []

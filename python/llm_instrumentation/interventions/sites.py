@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from ..core.tensors.capture_state import INPUT
 from ..errors import InvalidArgumentError
+from .experts import SHARED
 from .heads import HeadInput
 
 if TYPE_CHECKING:
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Indices", "Mask", "Side", "Site", "Where"]
 
-Side: TypeAlias = Literal["output", "input", "added"]
-"""The tensor of a module: its output, its input, or its part of the residual stream; see `Site`."""
+Side: TypeAlias = Literal["output", "input", "added", "experts"]
+"""The tensor of a module: its output, its input, its part of the residual stream, or the parts of
+its experts; see `Site`.
+"""
 Indices: TypeAlias = "int | slice | Iterable[int] | None"
 """One index, a slice, several indices, or None for all. Their order does not matter."""
 Mask: TypeAlias = "Tensor | Sequence[Sequence[bool]]"
@@ -34,6 +37,7 @@ class Where(TypedDict, total=False):
     sequences: Indices
     calls: Indices
     steps: Indices
+    expert: int | Literal["shared"] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +59,10 @@ class Site:
             computed by the block or from what it returns, and the other one comes from the stream
             that the layer is given. A model in which this cannot be told, or a block that adds to
             the stream more than once, raises `UnsupportedError` there. A capture has the value if a
-            module returns it as it is.
+            module returns it as it is. "experts": the parts of all experts of a block in what the
+            block returns, one after the other, [..., experts * width]. A part is what the expert
+            returns, times the weight that the router gives it; 0 where the expert is not chosen. An
+            edit of a part changes what the block returns by as much. Captures do not have it.
         head: a query head, from 0. The site is the head's result, before the output projection.
         head_input: with `head`: its "q", "k" or "v", as the projection returns it, before norms
             and rotary embeddings. Heads that share a key and value head share the site.
@@ -70,6 +77,9 @@ class Site:
         steps: forward calls of the model, from 0 at the begin of the block. In a generation with a
             cache, 0 is the prompt, and each further step is one token. Captures count steps
             likewise.
+        expert: an expert of a block with experts, from 0, or "shared"; `layer` is the name of the
+            block. The site is the part of this expert, [..., width], see `side`. `register_experts`
+            adds a class of blocks.
 
     Raises:
         InvalidArgumentError: a value is not as described.
@@ -83,15 +93,27 @@ class Site:
     sequences: Any = None
     calls: Any = None
     steps: Any = None
+    expert: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer, str):
             raise InvalidArgumentError(f"layer = {self.layer!r}: give the name of a layer")
         if self.side not in get_args(Side):
-            raise InvalidArgumentError(f'side = {self.side!r}: give "output", "input" or "added"')
+            raise InvalidArgumentError(
+                f"side = {self.side!r}: give one of {', '.join(get_args(Side))}"
+            )
         if self.layer.endswith(INPUT):
             object.__setattr__(self, "layer", self.layer.removesuffix(INPUT))
             object.__setattr__(self, "side", "input")
+        if self.expert is not None:
+            if self.expert != SHARED:
+                object.__setattr__(self, "expert", _number("expert", self.expert))
+            if self.head is not None or self.side not in ("output", "experts"):
+                raise InvalidArgumentError(
+                    f"expert = {self.expert!r} with head = {self.head} and side = {self.side!r}: "
+                    "the site of an expert is its part of what its block returns"
+                )
+            object.__setattr__(self, "side", "experts")
         if self.head is None:
             if self.head_input is not None:
                 raise InvalidArgumentError(f"head_input = {self.head_input!r} needs a head")
@@ -130,7 +152,10 @@ class Site:
 
     def __str__(self) -> str:
         says = [repr(self.layer)]
-        says += [self.side] * (self.side != "output")
+        if self.expert is not None:
+            says.append(f"expert={self.expert}")
+        else:
+            says += [self.side] * (self.side != "output")
         if self.head is not None:
             says.append(f"head={self.head}" + (f" {self.head_input}" if self.head_input else ""))
         for name in ("positions", "sequences", "calls", "steps"):

@@ -244,10 +244,10 @@ class CausalGraph:
     def to_networkx(self, *, merge: bool = False) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:
         """The graph as a `networkx.MultiDiGraph`, whose nodes are the ids.
 
-        Nodes have the attributes ``kind``, ``layer``, ``head``, ``position``, ``span``, ``effect``,
-        ``low``, ``high`` and ``p_value``, edges ``input`` and the numbers; those that are None are
-        left out. The key of an edge is its input, "" for None. `networkx.MultiDiGraph.graph` has
-        the rest.
+        Nodes have the attributes ``kind``, ``layer``, ``head``, ``expert``, ``position``, ``span``,
+        ``effect``, ``low``, ``high`` and ``p_value``, edges ``input`` and the numbers; those that
+        are None are left out. The key of an edge is its input, "" for None.
+        `networkx.MultiDiGraph.graph` has the rest.
 
         Args:
             merge: give a `networkx.DiGraph`, as many algorithms of networkx need. The edges into
@@ -292,8 +292,8 @@ class CausalGraph:
 
         Returns:
             the edges (id, source, target, input, effect, low, high, p_value) and the nodes (id,
-            kind, layer, head, position, span, effect, low, high, p_value), in the order of the
-            graph.
+            kind, layer, head, expert, position, span, effect, low, high, p_value), in the order of
+            the graph.
             Numbers that were not measured are NaN.
 
         Raises:
@@ -307,7 +307,7 @@ class CausalGraph:
             [{"id": edge.id, **dataclasses.asdict(edge)} for edge in self.edges],
             columns=["id", "source", "target", "input", *numbers],
         )
-        places = ("kind", "layer", "head", "position", "span")
+        places = ("kind", "layer", "head", "expert", "position", "span")
         nodes = pd.DataFrame(
             [
                 {**dataclasses.asdict(node), **{name: getattr(node, name) for name in places}}
@@ -315,7 +315,7 @@ class CausalGraph:
             ],
             columns=["id", *places, *numbers],
         )
-        whole = dict.fromkeys(places[1:4], "Int64")
+        whole = dict.fromkeys(places[1:5], "Int64")
         return edges.astype(numbers), nodes.astype({**numbers, **whole})
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_graphml", "from_networkx", "to_graphml", "to_networkx"]
 
-_PLACES = ("kind", "layer", "head", "position", "span")
+_PLACES = ("kind", "layer", "head", "expert", "position", "span")
 # Fields that GraphML holds as JSON, because its values are texts and numbers.
 _AS_JSON = ("versions", "notes")
 

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["neuronpedia_record"]
 
 _EVERYWHERE = "(all positions)"
-_TYPES = {"input": "embedding", "head": "attention head", "mlp": "mlp", "logits": "logit"}
+_TYPES = {
+    "input": "embedding",
+    "head": "attention head",
+    "mlp": "mlp",
+    "expert": "expert",
+    "logits": "logit",
+}
 _ABOUT = (
     "Nodes are heads, MLPs and other modules of the model, not features of transcoders. The number "
     "of a feature is the place of the node in this file. Weights are effects on the metric. "

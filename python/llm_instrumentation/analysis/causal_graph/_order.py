@@ -13,12 +13,13 @@ __all__ = ["execution_order", "rank"]
 
 
 def rank(node: Node) -> tuple[float, int, int, int, str]:
-    """Sorts nodes: the input, then layer by layer the heads and the MLP, then the logits."""
+    """Sorts nodes: the input, then layer by layer heads and MLP or experts, then the logits."""
     layer = {"input": -1.0, "logits": math.inf}.get(node.kind, -0.5)
-    part = {"head": 0, "mlp": 1}.get(node.kind, 2)
-    head = -1 if node.head is None else node.head
+    part = {"head": 0, "mlp": 1, "expert": 2}.get(node.kind, 3)
+    number = node.expert if node.kind == "expert" else node.head
+    place = number if number is not None else 1 << 30 if node.kind == "expert" else -1
     position = -1 if node.position is None else node.position
-    return layer if node.layer is None else node.layer, part, head, position, node.id
+    return layer if node.layer is None else node.layer, part, place, position, node.id
 
 
 def execution_order(nodes: Iterable[Node], edges: Sequence[Edge]) -> list[Node]:

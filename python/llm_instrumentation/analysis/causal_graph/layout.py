@@ -142,7 +142,7 @@ def _rows(graph: CausalGraph) -> dict[str, int]:
 def _named_row(node: Node) -> tuple[float, int]:
     """The layer, and the part of the layer."""
     ends = {"input": -1.0, "logits": math.inf}
-    return ends.get(node.kind, float(node.layer or 0)), int(node.kind == "mlp")
+    return ends.get(node.kind, float(node.layer or 0)), int(node.kind in ("mlp", "expert"))
 
 
 # ---- columns --------------------------------------------------------------------------------

@@ -223,7 +223,8 @@ def _node(graph: CausalGraph, at: int, name: str) -> str:
     facts = [
         ("effect", _effect(node) if node.effect is not None else None),
         ("interval", interval), ("p", p_value), ("kind", node.kind), ("layer", node.layer),
-        ("head", node.head), ("position", node.position), ("span", node.span),
+        ("head", node.head), ("expert", node.expert), ("position", node.position),
+        ("span", node.span),
     ]  # fmt: skip
     inner = page.definitions(facts) + _edges(edges)
     return page.details(

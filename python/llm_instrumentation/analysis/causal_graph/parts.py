@@ -27,7 +27,7 @@ __all__ = [
     "split_span",
 ]
 
-NodeKind = Literal["input", "head", "mlp", "logits", "module"]
+NodeKind = Literal["input", "head", "mlp", "expert", "logits", "module"]
 """The kind of a node, as its id says it."""
 EdgeInput = Literal["q", "k", "v"]
 """The input of a head that an edge enters: the query, the key or the value."""
@@ -37,9 +37,13 @@ INPUTS: tuple[EdgeInput, ...] = get_args(EdgeInput)
 _NUMBERS = ("effect", "low", "high", "p_value")
 _AT = re.compile(r"(.+?)(?:@(-?[0-9]{1,9}))?")
 # A part of a decoder at a named span. Names of other modules may hold "@" themselves.
-_SPAN = re.compile(r"(input|logits|a[0-9]{1,9}\.h[0-9]{1,9}|m[0-9]{1,9})@([^\W\d][\w.-]*)")
+_SPAN = re.compile(
+    r"(input|logits|a[0-9]{1,9}\.h[0-9]{1,9}|m[0-9]{1,9}(?:\.e[0-9]{1,9}|\.shared)?)"
+    r"@([^\W\d][\w.-]*)"
+)
 _HEAD = re.compile(r"a([0-9]{1,9})\.h([0-9]{1,9})")
 _MLP = re.compile(r"m([0-9]{1,9})")
+_EXPERT = re.compile(r"m([0-9]{1,9})\.(?:e([0-9]{1,9})|shared)")
 # A feature of an autoencoder at a part of the model, or the error there.
 _FEATURE = re.compile(r"(.+)#(?:[0-9]{1,9}|error)")
 # A number that is a whole part of a module's name: model.layers.3.mlp, h.0[1].
@@ -62,6 +66,7 @@ class _Name(NamedTuple):
     head: int | None
     position: int | None
     span: str | None
+    expert: int | None = None
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -77,6 +82,9 @@ def _parsed(node: str) -> _Name:
         return _Name("head", int(head[1]), int(head[2]), at, None)
     if mlp := _MLP.fullmatch(name):
         return _Name("mlp", int(mlp[1]), None, at, None)
+    if expert := _EXPERT.fullmatch(name):
+        number = None if expert[2] is None else int(expert[2])
+        return _Name("expert", int(expert[1]), None, at, None, number)
     if feature := _FEATURE.fullmatch(name):
         return _Name("module", _parsed(feature[1]).layer, None, at, None)
     layer = _LAYER.search(name)
@@ -111,7 +119,8 @@ class Node:
     Attributes:
         id: its name, without characters that cannot be printed. ``input`` (the sum of the
             embeddings), ``a3.h5`` (head 5 of the attention of layer 3), ``m3`` (the MLP of layer
-            3), ``logits``, or the captured name of another module. ``#17`` behind it is a feature
+            3), ``m3.e5`` (expert 5 of the MLP of layer 3), ``m3.shared`` (its shared expert),
+            ``logits``, or the captured name of another module. ``#17`` behind it is a feature
             of an autoencoder there, ``#error`` its error. ``@7`` at its end means what the part
             returns at position 7 alone, ``@subject`` at the tokens of that span.
         effect: the metric with the intervention on this node, minus the metric without it; the mean
@@ -148,6 +157,11 @@ class Node:
     def head(self) -> int | None:
         """The number of the head in its layer, from 0; None if the node is no head."""
         return _parsed(self.id).head
+
+    @property
+    def expert(self) -> int | None:
+        """The number of the expert in its layer, from 0; None: a shared expert, or no expert."""
+        return _parsed(self.id).expert
 
     @property
     def position(self) -> int | None:
@@ -195,7 +209,7 @@ class Edge:
                 f"edge {self.source!r} -> {self.target!r}: input = {self.input!r}: give 'q', 'k', "
                 "'v' or None"
             )
-        if self.input and _parsed(self.target).kind in ("input", "mlp", "logits"):
+        if self.input and _parsed(self.target).kind in ("input", "mlp", "expert", "logits"):
             raise InvalidArgumentError(
                 f"edge {self.id!r}: {self.target!r} has no input {self.input!r}: only attention has"
             )

@@ -75,7 +75,7 @@ class Coder:
         self.key, self.spot, self.site, self.sae = key, spot, spot.site, sae
         self.source: Site | None = None
         if isinstance(getattr(config, "d_out", None), int):
-            if spot.path or spot.columns is not None or spot.side == "input":
+            if spot.path or spot.columns is not None or spot.side in ("input", "experts"):
                 raise InvalidArgumentError(
                     f"{key}: a transcoder stands for a whole module: give the name of its MLP"
                 )

@@ -31,7 +31,7 @@ class EdgeBlock:
 
     Attributes:
         readers: the number of the readers.
-        input: of heads; None: an MLP or the logits.
+        input: of heads; None: experts, an MLP or the logits.
         span: of the results.
         sources: the spans in which the sources write.
         targets: the nodes.
@@ -67,6 +67,7 @@ class Ends:
         source: the number of the node that writes.
         source_span: where it writes; None: everywhere.
         readers: the number of the readers.
+        target: the number of the target among them.
         head: of the target; None: it is no head.
         inputs: of the head.
         span: of the result of the target; None: all.
@@ -75,6 +76,7 @@ class Ends:
     source: int
     source_span: int | None
     readers: int
+    target: int
     head: int | None
     inputs: tuple[EdgeInput, ...]
     span: int | None
@@ -84,9 +86,9 @@ class EdgeSpace:
     """The edges of a decoder.
 
     A node at a span is what the part writes to the residual stream at the tokens of the span. An
-    edge into an MLP, the logits or the query of a head joins equal spans. An edge into a key or
-    value leads from the span of the key to the span of the query, so it is what the head returns
-    there that differs.
+    edge into an MLP, an expert, the logits or the query of a head joins equal spans. An edge into a
+    key or value leads from the span of the key to the span of the query, so it is what the head
+    returns there that differs.
 
     Args:
         decoder: the decoder.
@@ -195,10 +197,10 @@ class EdgeSpace:
             raise InvalidArgumentError(
                 f"the model has no edge {Edge(*key).id!r}: its edges lead from 'input', "
                 "'a0.h0', 'm0' and so on to the heads and MLPs of later layers and to 'logits'"
+                + self._advice(source, target)
             )
-        head = None
-        if readers.kind == "heads":
-            head = [node for node, _ in readers.inputs].index(target) // len(INPUTS)
+        place = list(dict.fromkeys(node for node, _ in readers.inputs)).index(target)
+        head = place if readers.kind == "heads" else None
         inputs = (key.input,) if key.input else INPUTS
         places = []
         for name in (source_span, span):
@@ -210,14 +212,26 @@ class EdgeSpace:
                     + ("give positions" if self.spans.index is None else f"known are {known}")
                 )
             places.append(None if name is None else self.spans.names.index(name))
-        found = Ends(at, places[0], number, head, inputs, places[1])
+        found = Ends(at, places[0], number, place, head, inputs, places[1])
         if not self._numbers(found):
             raise InvalidArgumentError(
                 f"the model has no edge {Edge(*key).id!r}: the position of a node is where it "
-                "writes. An edge into q, an MLP or the logits joins equal positions; one into k or "
-                "v leads from the position of the key to that of a query which reads it"
+                "writes. An edge into q, an MLP, an expert or the logits joins equal positions; "
+                "one into k or v leads from the position of the key to that of a query which "
+                "reads it"
             )
         return found
+
+    def _advice(self, *names: str) -> str:
+        """What to say of the names of an edge that is not there."""
+        layers = {one.layer for one in self.decoder.writers if one.kind == "experts"}
+        for name in names:
+            node = Node(name)
+            if node.kind == "expert" and not layers:
+                return f": for {name!r} give experts=True"
+            if node.kind == "mlp" and node.layer in layers:
+                return f": with experts=True {name!r} is several nodes, '{node.id}.e0' and so on"
+        return ""
 
     def numbers(self, keys: Iterable[EdgeKey]) -> list[list[int]]:
         """The numbers of edges.
@@ -237,7 +251,7 @@ class EdgeSpace:
             if block.input not in inputs or ends.span not in (None, block.span):
                 continue
             _, upstream, spans = block.shape
-            row = block.begin + ((ends.head or 0) * upstream + ends.source) * spans
+            row = block.begin + (ends.target * upstream + ends.source) * spans
             found += [
                 row + at
                 for at, span in enumerate(block.sources)

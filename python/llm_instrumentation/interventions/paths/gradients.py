@@ -12,6 +12,7 @@ from ...analysis.causal_graph.parts import INPUTS
 from ...errors import UnsupportedError
 from ..decoders import DecoderBlock, DecoderGraph
 from ..edits import apply
+from ..experts import Experts
 from ..installed import intervene
 from ..metrics import Metric, widened
 from ..prompts import Prompts
@@ -44,6 +45,7 @@ def gradients(
     residuals: dict[int, Tensor] = {}
     ends: dict[int, Tensor] = {}
     returned: dict[str, Tensor] = {}
+    received: dict[int, Tensor] = {}  # by blocks with experts
 
     def keep(into: dict[Any, Tensor], key: Any) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
@@ -69,6 +71,9 @@ def gradients(
         block = graph.blocks[readers.layer]
         if readers.kind == "mlp":
             edits.append(apply(block.mlp, keep_own(number), side="input"))
+        elif readers.kind == "experts":
+            edits.append(apply(block.mlp, keep(received, number), side="input"))
+            edits.append(apply(block.mlp, keep_own(number)))
         else:
             edits.append(apply(block.out, keep(ends, number), side="input"))
             edits.extend(apply(name, keep(returned, name)) for name in block.projections())
@@ -85,6 +90,10 @@ def gradients(
         blocks = space.of_readers(number)
         if readers.kind != "heads":
             behind = found[number].reshape(1, *start.shape)
+            if readers.kind == "experts":
+                experts = graph.blocks[readers.layer].experts
+                assert experts is not None
+                behind = _into_experts(experts, received[number].reshape(start.shape), behind[0])
             yield [*blocks.values()], widened(before_norm(graph, readers.norm, residual, behind))
             continue
         block = graph.blocks[readers.layer]
@@ -95,6 +104,29 @@ def gradients(
             before = widened(before_norm(graph, readers.norm, residual, behind))
             for at, kind in enumerate(INPUTS):
                 yield [blocks[span, kind]], before[at :: len(INPUTS)]
+
+
+def _into_experts(experts: Experts, received: Tensor, gradient: Tensor) -> Tensor:
+    """The gradients at what each expert receives, through its output and its weight.
+
+    Args:
+        experts: of a block.
+        received: by the block, [batch, tokens, width].
+        gradient: at what the block returns.
+
+    Returns:
+        [experts, batch, tokens, width]. It is 0 where the expert is not chosen.
+    """
+    with torch.enable_grad():
+        leaf = received.detach().clone().requires_grad_()
+        parts = experts.parts(leaf)
+    found = [
+        torch.autograd.grad(
+            part, leaf, gradient, retain_graph=True, allow_unused=True, materialize_grads=True
+        )[0]
+        for part in parts
+    ]
+    return torch.stack(found)
 
 
 def _into_heads(

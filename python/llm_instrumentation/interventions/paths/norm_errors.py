@@ -11,7 +11,7 @@ __all__ = ["NormErrors"]
 
 
 class NormErrors:
-    """The errors of what heads write behind a norm that is taken as linear, by layer.
+    """The errors of what heads or experts write behind a norm that is taken as linear, by layer.
 
     Args:
         post_norms: the norm, see `PostNorms`. "recomputed" has no errors.
@@ -26,17 +26,19 @@ class NormErrors:
         if self._post_norms == "recomputed":
             return
         for number, writers in enumerate(change.decoder.writers):
-            if writers.kind != "heads" or not change.decoder.blocks[writers.layer].post_norm:
+            if not writers.post_norm:
                 continue
+            part = "a" if writers.kind == "heads" else "m"
             exact = change.spread(number)
             wrong = (change.spread(number, self._post_norms) - exact).double().square().sum()
-            error, size = self._squares.get(f"a{writers.layer}", (0.0, 0.0))
+            error, size = self._squares.get(f"{part}{writers.layer}", (0.0, 0.0))
             size += float(exact.double().square().sum())
-            self._squares[f"a{writers.layer}"] = error + float(wrong), size
+            self._squares[f"{part}{writers.layer}"] = error + float(wrong), size
 
     def notes(self) -> dict[str, Any]:
         """The notes of a graph: for each layer the size of the errors, divided by that of the exact
-        changes. A size is the root of the sum of squares over heads, examples, tokens and width.
+        changes. A size is the root of the sum of squares over heads or experts, examples, tokens
+        and width.
         """
         if not self._squares:
             return {}

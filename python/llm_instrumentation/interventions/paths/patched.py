@@ -11,6 +11,7 @@ from torch import Tensor
 from ...analysis.causal_graph import EdgeInput
 from ..decoders import Readers
 from ..edits import Edit, apply
+from ..experts import Experts
 from ..installed import intervene
 from ..metrics import Metric
 from ..prompts import Prompts
@@ -98,11 +99,39 @@ class Patched:
         """What the other run adds to the residual stream on an edge: [batch, tokens, width]."""
         change = self._difference.of_node(edge.source)
         spans = [edge.source_span]
-        if edge.head is None:  # an MLP and the logits read their own tokens
+        if edge.head is None:  # an MLP, an expert and the logits read their own tokens
             spans.append(edge.span)
         for span in spans:
             if (inside := self._spans.columns(span)) is not None:
                 change = change * inside[..., None]
+        return change
+
+    def _of_experts(
+        self, experts: Experts, readers: Readers, patched: list[tuple[slice, Ends]],
+        kept: list[Tensor],
+    ) -> Callable[[Tensor], Tensor]:  # fmt: skip
+        """Changes the parts of single experts in what a block returns.
+
+        Args:
+            experts: of the block.
+            readers: they.
+            patched: the rows of the batch, and the edge in each.
+            kept: the residual stream that they read, once it is known.
+        """
+
+        def change(returned: Tensor) -> Tensor:
+            new = returned.clone().reshape(kept[0].shape)
+            for rows, edge in patched:
+                residual = kept[0][rows]
+                changed = residual + self._change(edge).to(residual.dtype)
+                # The difference of the parts, so that no change stays none.
+                after, before = (
+                    experts.parts(behind_norm(self._graph, readers.norm, one), [edge.target])[0]
+                    for one in (changed, residual)
+                )
+                new[rows] += after - before
+            return new.reshape(returned.shape)
+
         return change
 
     def _edits(
@@ -134,6 +163,10 @@ class Patched:
                 block.mlp, lambda _: behind_norm(graph, readers.norm, changed(kept[0])),
                 side="input",
             )  # fmt: skip
+            return
+        if readers.kind == "experts":
+            assert block.experts is not None
+            yield apply(block.mlp, self._of_experts(block.experts, readers, patched, kept))
             return
 
         def projected(name: str, kinds: tuple[EdgeInput, ...]) -> Callable[[Tensor], Tensor]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UnsupportedError
-from ..decoders import DecoderGraph, PostNorms
+from ..decoders import DecoderGraph, PostNorms, Writers
 from ..edits import Edit, apply
+from ..experts import Experts
 from ..installed import intervene
 from ..metrics import widened
 from .mixing import check_apart
@@ -57,7 +58,8 @@ class Written:
     Args:
         decoder: the decoder.
         values: for each of `decoder.writers` [batch, tokens, width]: the residual stream before the
-            first layer, the results of all heads of a layer, or what an MLP returned.
+            first layer, the results of all heads of a layer, or what an MLP returned. Of experts
+            [batch, tokens, experts * width]: the parts of all in what the block returns.
     """
 
     def __init__(self, decoder: DecoderGraph, values: Sequence[Tensor]) -> None:
@@ -73,14 +75,28 @@ class Written:
         """What each of `decoder.readers` reads: [batch, tokens, width] of each."""
         after = [self.values[0]]
         for writers, value in zip(self.decoder.writers[1:], self.values[1:], strict=True):
-            if writers.kind == "heads":
-                block = self.decoder.blocks[writers.layer]
-                weight, bias = linear(self.decoder.module(block.out), block.out)
-                value = nn.functional.linear(value, weight, bias)
-                value = behind_norm(self.decoder, block.post_norm, value)
+            if writers.kind in ("heads", "experts"):
+                value = self.together(writers, value)
+                value = behind_norm(self.decoder, writers.post_norm, value)
             after.append(after[-1] + value)
         ends = {writers.end: at for at, writers in enumerate(self.decoder.writers)}
         return [after[ends[readers.upstream]] for readers in self.decoder.readers]
+
+    def together(self, writers: Writers, value: Tensor) -> Tensor:
+        """What heads or experts return together, before a norm behind them.
+
+        Args:
+            writers: which.
+            value: theirs.
+
+        Returns:
+            [batch, tokens, width].
+        """
+        if writers.kind == "experts":
+            return value.reshape(*value.shape[:2], len(writers.nodes), -1).sum(-2)
+        block = self.decoder.blocks[writers.layer]
+        weight, bias = linear(self.decoder.module(block.out), block.out)
+        return nn.functional.linear(value, weight, bias)
 
 
 class Change:
@@ -101,7 +117,7 @@ class Change:
 
         Args:
             number: of the writers.
-            post_norms: how a head passes the norm behind the heads, see `PostNorms`.
+            post_norms: how a node passes a norm behind several, see `PostNorms`.
 
         Returns:
             [nodes, batch, tokens, width].
@@ -112,6 +128,8 @@ class Change:
         """What one node alone adds to the residual stream: [batch, tokens, width]."""
         at = next(i for i, one in enumerate(self.decoder.writers) if number < one.end)
         writers = self.decoder.writers[at]
+        if writers.kind == "experts":
+            return self.written(at, self.before_norm(at)[number - writers.begin, None])[0]
         if writers.kind != "heads":
             return self.values[at]
         block = self.decoder.blocks[writers.layer]
@@ -121,7 +139,7 @@ class Change:
         return self.written(at, (value @ weight[:, columns].to(value.dtype).T)[None])[0]
 
     def before_norm(self, number: int) -> Tensor:
-        """What the nodes of one of the writers return, before a norm behind heads.
+        """What the nodes of one of the writers return, before a norm behind several.
 
         The bias of an output projection belongs to no head.
 
@@ -130,6 +148,8 @@ class Change:
         """
         value = self.values[number]
         writers = self.decoder.writers[number]
+        if writers.kind == "experts":
+            return value.reshape(*value.shape[:2], len(writers.nodes), -1).movedim(-2, 0)
         if writers.kind != "heads":
             return value[None]
         block = self.decoder.blocks[writers.layer]
@@ -146,18 +166,16 @@ class Change:
 
         Args:
             number: of the writers.
-            returned: the changes before a norm behind heads, [several, batch, tokens, width].
+            returned: the changes before a norm behind several nodes, [several, batch, tokens,
+                width].
             post_norms: see `PostNorms`.
         """
         writers = self.decoder.writers[number]
-        name = self.decoder.blocks[writers.layer].post_norm
-        if writers.kind != "heads" or not name:
+        if not writers.post_norm:
             return returned
-        block = self.decoder.blocks[writers.layer]
-        weight, bias = linear(self.decoder.module(block.out), block.out)
-        together = nn.functional.linear(self._base.values[number], weight, bias)
-        norm = self.decoder.module(name)
-        return written_change(norm, name, widened(together), returned, post_norms)
+        together = self._base.together(writers, self._base.values[number])
+        norm = self.decoder.module(writers.post_norm)
+        return written_change(norm, writers.post_norm, widened(together), returned, post_norms)
 
 
 def behind_norm(decoder: DecoderGraph, norm: str, residual: Tensor) -> Tensor:
@@ -210,6 +228,7 @@ def written(
     values: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
     normed: dict[str, dict[int, Tensor]] = {}  # what projections and MLPs receive
+    joined: dict[int, Tensor] = {}  # what blocks with experts return
 
     def keep(into: dict[int, Tensor], number: int) -> Callable[[Tensor], Tensor]:
         def kept(value: Tensor) -> Tensor:
@@ -220,9 +239,23 @@ def written(
 
         return kept
 
+    def keep_parts(number: int, experts: Experts) -> Callable[[Tensor], Tensor]:
+        kept = keep(values, number)
+
+        def parts(received: Tensor) -> Tensor:
+            kept(experts.parts(received).movedim(0, -2).flatten(-2))
+            return received
+
+        return parts
+
     edits = list(edits)
     for number, writers in enumerate(decoder.writers):
         block = decoder.blocks[writers.layer]
+        if block.experts is not None and writers.kind == "experts":
+            edits.append(apply(block.mlp, keep_parts(number, block.experts), side="input"))
+            if check:
+                edits.append(apply(block.mlp, keep(joined, number)))
+            continue
         layer, side = {
             "input": (block.layer, "input"),
             "heads": (block.out, "input"),
@@ -235,7 +268,7 @@ def written(
             if readers.kind == "logits":
                 continue
             block = decoder.blocks[readers.layer]
-            parts = [block.mlp] if readers.kind == "mlp" else list(block.projections())
+            parts = list(block.projections()) if readers.kind == "heads" else [block.mlp]
             for part in parts:
                 normed[part] = {}
                 edits.append(apply(part, keep(normed[part], number), side="input"))
@@ -243,6 +276,10 @@ def written(
         output = decoder.model(**inputs)
     found = Written(decoder, [values[number] for number in range(len(decoder.writers))])
     if check:
+        for number, returned in joined.items():
+            experts = decoder.blocks[decoder.writers[number].layer].experts
+            assert experts is not None
+            experts.check_sum(Change(found, {number: values[number]}).before_norm(number), returned)
         _check(decoder, found, read, normed)
         check_apart(decoder, inputs)
     return found, output

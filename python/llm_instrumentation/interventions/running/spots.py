@@ -16,6 +16,7 @@ from ...core.tensors.model_layouts import layouts_of
 from ...core.tensors.modules import adapter_advice, has_forward, original_name
 from ...errors import InvalidArgumentError, UnsupportedError
 from .._additions import layers_of, scope_of
+from ..experts import Experts, experts_of
 from ..heads import attention_heads
 from ..sites import Side, Site
 
@@ -31,14 +32,15 @@ class Spot:
         module: the module that is hooked.
         name: the name that captures give the module.
         path: the place in its output or input.
-        side: its output or input, or what it adds to the residual stream.
+        side: its output or input, what it adds to the residual stream, or the parts of its experts.
         scope: the layer whose stream it adds to, and its name; None: the side is another one.
-        columns: the columns of the head in the last dimension; None: all.
+        columns: the columns of the head or expert in the last dimension; None: all.
         width: the width that the last dimension must have; None: any.
         in_encoder: its tensors have the tokens of the encoder of an encoder-decoder model.
         layout: what its tensors are of, where their shape may mislead.
         batch_first: whether its tensors are [batch, tokens, ...] or [tokens, batch, ...]; None:
             unknown.
+        experts: those of the module, if the side is theirs.
     """
 
     site: Site
@@ -52,10 +54,12 @@ class Spot:
     in_encoder: bool
     layout: str | None
     batch_first: bool | None
+    experts: Experts | None = None
 
     def captured(self, path: str) -> str:
         """The name of the whole tensor in captures, if it is at this path."""
-        return self.name + path + (INPUT if self.side == "input" else "")
+        # No capture has a tensor of the last name.
+        return self.name + path + {"input": INPUT, "experts": "!experts"}.get(self.side, "")
 
 
 def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
@@ -76,6 +80,8 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
     layouts = layouts_of(model)
     heads = attention_heads(model) if any(site.head is not None for site in sites) else {}
     layers = layers_of(model) if any(site.side == "added" for site in sites) else []
+
+    blocks = experts_of(model) if any(site.side == "experts" for site in sites) else {}
 
     def spot(site: Site) -> Spot:
         layer, side, columns, width = site.layer, site.side, None, None
@@ -111,12 +117,26 @@ def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
                 )
             lying = scope_of(layers, captured)
             scope = lying, modules[lying]
+        experts = None
+        if side == "experts":
+            experts = blocks.get(captured)
+            if experts is None or path:
+                known = _similar(layer, blocks)
+                raise InvalidArgumentError(
+                    f"{site}: {layer!r} is no block whose experts are known: "
+                    + (f"choose {known}" if known else "say where they are with register_experts")
+                )
+            width = len(experts.names) * experts.width
+            if site.expert is not None:
+                begin = experts.place(site.expert) * experts.width
+                columns = slice(begin, begin + experts.width)
         batch_first = False if layouts.sequence_first(lying) else layouts.batch_first or None
         return Spot(
             site, module, captured, path, side, scope, columns, width,
             in_encoder=of == "encoder" or module in encoding,
             layout=of,
             batch_first=batch_first,
+            experts=experts,
         )  # fmt: skip
 
     return [spot(site) for site in sites]
