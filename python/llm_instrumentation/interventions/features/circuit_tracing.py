@@ -30,7 +30,7 @@ from ..prompts import Prompts
 from ..running.runs import floats, frozen, model_name
 from .attribution_graphs import AttributionGraph, influences
 from .coders import Coder
-from .replacement import LayerParts, LocalReplacement, Rows, Target, parts_of
+from .replacement import IncomingEdges, LayerParts, LinearTarget, LocalReplacement, parts_of
 from .ways import read, whole_coders
 
 __all__ = ["attribution_graph"]
@@ -111,7 +111,7 @@ def attribution_graph(
         linear_model = LocalReplacement(built, coders, parts, given, batch_size)
         read_last = linear_model.read_at(None)[-1]
         ends = [_logit(read_last, weight, bias, token, found[coders[0]].value) for token in chosen]
-        rows = _Collected(parts, ends, probabilities[chosen].cpu().double().numpy(), max_features)
+        rows = _GraphRows(parts, ends, probabilities[chosen].cpu().double().numpy(), max_features)
         for targets in rows.batches(batch_size):
             rows.add(linear_model.edges(targets))
             told(rows.done, rows.total)
@@ -260,18 +260,18 @@ class _Final:
 
 def _logit(
     read_last: Tensor, weight: Tensor, bias: Tensor | None, token: int, like: Tensor
-) -> Target:
+) -> LinearTarget:
     exact = widened(weight)
     direction = exact[token] - exact.mean(0)
     constant = 0.0 if bias is None else float(widened(bias)[token] - widened(bias).mean())
     value = float((direction * read_last).sum()) + constant
-    return Target(None, like.shape[1] - 1, direction, value, constant)
+    return LinearTarget(None, like.shape[1] - 1, direction, value, constant)
 
 
 # ---- the rows of the graph ----------------------------------------------------------------------
 
 
-class _Collected:
+class _GraphRows:
     """The rows of the graph, as far as there are any, and which targets come next.
 
     Args:
@@ -282,10 +282,10 @@ class _Collected:
     """
 
     def __init__(
-        self, parts: Sequence[LayerParts], ends: list[Target], weights: Any, most: int | None
+        self, parts: Sequence[LayerParts], ends: list[LinearTarget], weights: Any, most: int | None
     ) -> None:
         self._features = [
-            Target(layer, int(position), slope, float(value), float(bias))
+            LinearTarget(layer, int(position), slope, float(value), float(bias))
             for layer, own in enumerate(parts)
             for position, slope, value, bias in zip(
                 own.positions.tolist(), own.encoder, own.values, own.encoder_bias, strict=True
@@ -312,7 +312,7 @@ class _Collected:
     def done(self) -> int:
         return sum(map(len, self._rows))
 
-    def batches(self, size: int) -> Iterator[list[Target]]:
+    def batches(self, size: int) -> Iterator[list[LinearTarget]]:
         """The targets: the logits, then features. Their rows have to be added in between."""
         for at in range(0, len(self._ends), size):
             yield self._ends[at : at + size]
@@ -334,7 +334,7 @@ class _Collected:
         matter[self._order] = -1
         return [int(at) for at in np.argsort(-matter, kind="stable")[:size]]
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: IncomingEdges) -> None:
         together = [rows.features, rows.errors.flatten(1), rows.embeddings]
         self._rows.append(torch.cat(together, 1).cpu().numpy())
         self._bias.append(floats(rows.bias))

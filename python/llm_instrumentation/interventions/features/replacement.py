@@ -24,7 +24,7 @@ from ..paths.residuals import linear
 from .coders import Coder
 from .ways import Read
 
-__all__ = ["LayerParts", "LocalReplacement", "Rows", "Target", "parts_of"]
+__all__ = ["IncomingEdges", "LayerParts", "LinearTarget", "LocalReplacement", "parts_of"]
 
 _CHUNK = 1 << 24  # elements of one-hot features at once
 _PROBED = 64  # features whose encoder is tried at a second point
@@ -206,7 +206,7 @@ class _FrozenNorm:
         return own * scale
 
 
-class Target(NamedTuple):
+class LinearTarget(NamedTuple):
     """What edges lead to: an active feature, or a logit.
 
     Attributes:
@@ -224,7 +224,7 @@ class Target(NamedTuple):
     bias: float
 
 
-class Rows(NamedTuple):
+class IncomingEdges(NamedTuple):
     """The edges into some targets.
 
     Attributes:
@@ -240,7 +240,7 @@ class Rows(NamedTuple):
     bias: Tensor
 
 
-class _Done(Exception):  # noqa: N818 - no error: the run has reached the final norm
+class _AtFinalNorm(Exception):  # noqa: N818 - no error: the run has reached the final norm
     """Ends a run before the unembedding."""
 
 
@@ -287,7 +287,7 @@ class LocalReplacement:
         batch = {name: one.expand(rows, *one.shape[1:]) for name, one in inputs.items()}
         with (
             torch.enable_grad(),
-            contextlib.suppress(_Done),
+            contextlib.suppress(_AtFinalNorm),
             intervene(decoder.model, *edits, unused="ignore"),
         ):
             decoder.model(**batch)
@@ -301,7 +301,7 @@ class LocalReplacement:
 
     def _end(self, value: Tensor) -> Tensor:
         self._final = value
-        raise _Done
+        raise _AtFinalNorm
 
     def _with_constant(self, value: Tensor, constant: Tensor) -> Tensor:
         """The value, with a leaf of zeros where the constant was added."""
@@ -374,7 +374,7 @@ class LocalReplacement:
         read = self._final if target_layer is None else self._reads[target_layer]
         return widened(read[0]).detach()
 
-    def edges(self, targets: Sequence[Target]) -> Rows:
+    def edges(self, targets: Sequence[LinearTarget]) -> IncomingEdges:
         """The edges into targets, at most `rows` of them.
 
         Raises:
@@ -415,11 +415,11 @@ class LocalReplacement:
             for position, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
                 own[:, first:end] = gradient[:, position] @ weighted[first:end].T
         embeddings = (start * self.embeddings).sum(-1)
-        rows = Rows(torch.cat(features, 1), errors, embeddings, bias)
+        rows = IncomingEdges(torch.cat(features, 1), errors, embeddings, bias)
         self._check(targets, rows)
         return rows
 
-    def _check(self, targets: Sequence[Target], rows: Rows) -> None:
+    def _check(self, targets: Sequence[LinearTarget], rows: IncomingEdges) -> None:
         parts = torch.cat(
             [rows.features, rows.errors.flatten(1), rows.embeddings, rows.bias[:, None]], 1
         )
