@@ -37,6 +37,7 @@ from llm_instrumentation.errors import (
 )
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyBboxPatch, PathPatch
+from neuronpedia import SCHEMA
 
 STRANGE = ['say "hi"', "back\\slash", "ends\\", "a->b", "<b>&amp;", "{x|y}", "é漢🦙", "h.0['k']"]
 
@@ -417,49 +418,12 @@ def test_graphviz_draws_every_name(graph):
 
 # ---- Neuronpedia --------------------------------------------------------------------------------
 
-TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
-
-
-def required(**fields):
-    return {"type": "object", "properties": fields, "required": list(fields)}
-
-
-def several(items):
-    return {"type": "array", "items": items}
-
-
-# What the schema 1.0.0 asks for.
-NEURONPEDIA = required(
-    metadata=required(slug=TEXT, scan=TEXT, prompt=TEXT, prompt_tokens=several(TEXT)),
-    qParams={
-        "type": "object",
-        "properties": {
-            "pinnedIds": several(TEXT),
-            "supernodes": several({}),
-            "linkType": TEXT,
-            "clickedId": TEXT,
-        },
-    },
-    nodes=several(
-        required(
-            node_id=TEXT,
-            jsNodeId=TEXT,
-            feature={"type": ["integer", "null"]},
-            layer={"type": ["string", "integer"]},
-            ctx_idx=WHOLE,
-            feature_type=TEXT,
-            clerp=TEXT,
-        )
-    ),
-    links=several(required(source=TEXT, target=TEXT, weight=NUMBER)),
-)
-
 
 def test_a_file_for_neuronpedia(graph, tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     path = save_neuronpedia(graph, tmp_path / "np.json", slug="induction", scan="attn-only-2l")
     record = json.loads(path.read_text())
-    jsonschema.validate(record, NEURONPEDIA)
+    jsonschema.validate(record, SCHEMA)
     assert record["metadata"]["prompt_tokens"] == ["(all positions)"]
     assert "not features of transcoders" in record["metadata"]["info"]["description"]
     assert record["metadata"]["generation_settings"]["metric"] == "log probability"
@@ -485,7 +449,7 @@ def test_nodes_at_positions_stand_at_their_tokens_in_neuronpedia(tmp_path):
     path = tmp_path / "np.json"
     save_neuronpedia(graph, path, slug="x", scan="gpt2-small", tokens=["Mary", " gave"])
     record = json.loads(path.read_text())
-    jsonschema.validate(record, NEURONPEDIA)
+    jsonschema.validate(record, SCHEMA)
     assert record["metadata"]["prompt"] == "Mary gave"
     assert record["metadata"]["prompt_tokens"] == ["Mary", " gave", "(all positions)"]
     assert [node["ctx_idx"] for node in record["nodes"]] == [0, 1, 2]

@@ -392,9 +392,11 @@ def save_neuronpedia(
 ) -> Path:
     """Writes a graph as graph JSON for Neuronpedia, by its schema 1.0.0 of attribution graphs.
 
-    The nodes are parts of the model and no features of transcoders. So they have no dashboards,
-    probabilities or influences, and the description in the file says so. Edges into several inputs
-    of a head become one link with the sum of their effects.
+    The nodes of `AttributionGraph.pruned` become features of transcoders with activations and
+    influences, errors, embeddings, and logits with probabilities. Those of other graphs are parts
+    of the model and no features of transcoders. So they have no dashboards, probabilities or
+    influences, and the description in the file says so. Edges into several inputs of a head become
+    one link with the sum of their effects.
 
     Args:
         graph: all its edges have an effect.
@@ -402,7 +404,7 @@ def save_neuronpedia(
         slug: the name of the graph in addresses.
         scan: the id of the model on Neuronpedia, as "gpt2-small".
         tokens: the texts of the tokens of the prompt, by position. Nodes at all positions stand in
-            a column of their own behind them.
+            a column of their own behind them. Empty: an attribution graph has its own.
 
     Returns:
         the path.

@@ -46,6 +46,8 @@ _MLP = re.compile(r"m([0-9]{1,9})")
 _EXPERT = re.compile(r"m([0-9]{1,9})\.(?:e([0-9]{1,9})|shared)")
 # A feature of an autoencoder at a part of the model, or the error there.
 _FEATURE = re.compile(r"(.+)#(?:[0-9]{1,9}|error)")
+# The logit of one token.
+_LOGIT = re.compile(r"logits#[0-9]{1,9}")
 # A number that is a whole part of a module's name: model.layers.3.mlp, h.0[1].
 _LAYER = re.compile(r"(?:^|\.)([0-9]{1,9})(?=[.\[]|$)")
 
@@ -76,6 +78,8 @@ def _parsed(node: str) -> _Name:
     found = _AT.fullmatch(node)
     assert found is not None, node
     name, at = found[1], None if found[2] is None else int(found[2])
+    if _LOGIT.fullmatch(name):
+        return _Name("logits", None, None, at, None)
     if name in ("input", "logits"):
         return _Name(cast(NodeKind, name), None, None, at, None)
     if head := _HEAD.fullmatch(name):
@@ -120,9 +124,10 @@ class Node:
         id: its name, without characters that cannot be printed. ``input`` (the sum of the
             embeddings), ``a3.h5`` (head 5 of the attention of layer 3), ``m3`` (the MLP of layer
             3), ``m3.e5`` (expert 5 of the MLP of layer 3), ``m3.shared`` (its shared expert),
-            ``logits``, or the captured name of another module. ``#17`` behind it is a feature
-            of an autoencoder there, ``#error`` its error. ``@7`` at its end means what the part
-            returns at position 7 alone, ``@subject`` at the tokens of that span.
+            ``logits``, or the captured name of another module. ``#17`` behind it is a feature of an
+            autoencoder there, ``#error`` its error; behind ``logits`` it is the logit of one token.
+            ``@7`` at its end means what the part returns at position 7 alone, ``@subject`` at the
+            tokens of that span.
         effect: the metric with the intervention on this node, minus the metric without it; the mean
             over the examples. None: it was not measured.
         low, high: a confidence interval of the effect; both or none.

@@ -1,4 +1,4 @@
-"""Features of sparse autoencoders and transcoders as parts of a model: splicing, effects, edges."""
+"""Features of sparse autoencoders and transcoders: splicing, effects, edges, attribution graphs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from ..._lazy import lazy
 
 if TYPE_CHECKING:
     from .attribution import feature_attribution, feature_patching
+    from .attribution_graphs import AttributionGraph
+    from .circuit_tracing import attribution_graph
     from .edges import feature_edges
     from .effects import FeatureEffects, FeatureNode
     from .faithfulness import FeatureFaithfulness, feature_faithfulness
     from .splicing import Spliced, splice
 
 __all__ = [
+    "AttributionGraph",
     "FeatureEffects",
     "FeatureFaithfulness",
     "FeatureNode",
     "Spliced",
+    "attribution_graph",
     "feature_attribution",
     "feature_edges",
     "feature_faithfulness",
@@ -28,10 +32,12 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "AttributionGraph": ".attribution_graphs",
         "FeatureEffects": ".effects",
         "FeatureFaithfulness": ".faithfulness",
         "FeatureNode": ".effects",
         "Spliced": ".splicing",
+        "attribution_graph": ".circuit_tracing",
         "feature_attribution": ".attribution",
         "feature_edges": ".edges",
         "feature_faithfulness": ".faithfulness",

@@ -52,6 +52,7 @@ class Coder:
         site: the site.
         source: the site that a transcoder reads: the input of the module. None: an autoencoder
             reads the value of its own site.
+        needs_input: whether the autoencoder scales its vectors by their mean or norm.
     """
 
     def __init__(self, key: Key, spot: Spot, sae: Any) -> None:
@@ -80,7 +81,7 @@ class Coder:
                     f"{key}: a transcoder stands for a whole module: give the name of its MLP"
                 )
             self.source = Site(spot.name, side="input", **_where(spot.site))
-        self._needs_input = getattr(config, "normalize_activations", "none") in _OF_INPUT
+        self.needs_input = getattr(config, "normalize_activations", "none") in _OF_INPUT
         weights = sae.parameters() if isinstance(sae, nn.Module) else ()
         first = next(iter(weights), None)
         self._like = None if first is None else (first.device, first.dtype)
@@ -117,13 +118,11 @@ class Coder:
                 f"takes vectors of {self._width} values: it is one of another site or model"
             )
         try:
-            features = self.sae.encode(self._moved(reads))
+            features = self.encoded(reads)
         except RuntimeError as error:  # shapes of an object whose width is not known
             raise InvalidArgumentError(
                 f"{self.key}: the autoencoder cannot encode {list(reads.shape)}: {error}"
             ) from error
-        if features.is_sparse:
-            features = features.to_dense()
         if features.shape[:-1] != reads.shape[:-1]:
             raise InvalidArgumentError(
                 f"{self.key}: the autoencoder makes features {list(features.shape)} of "
@@ -146,12 +145,22 @@ class Coder:
                 the mean and norm by which some autoencoders of SAELens scale their vectors.
         """
         reads = self._moved(given)
-        if self._needs_input and self.source is None:
+        if self.needs_input and self.source is None:
             with torch.no_grad():
                 self.sae.encode(reads)  # SAELens keeps the scale for one call of decode
         made: Tensor = self.sae.decode(features)
+        skipped = self.skipped(given)
+        return made if skipped is None else made + skipped
+
+    def encoded(self, reads: Tensor) -> Tensor:
+        """The features [..., features] of what is encoded, [..., d_in]."""
+        features: Tensor = self.sae.encode(self._moved(reads))
+        return features.to_dense() if features.is_sparse else features
+
+    def skipped(self, given: Tensor) -> Tensor | None:
+        """What a skip connection passes on, [..., width]; None: there is no skip connection."""
         skip = getattr(self.sae, "W_skip", None)
-        return made if skip is None else made + reads @ skip.T
+        return None if skip is None else self._moved(given) @ skip.T
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor if self._like is None else tensor.to(*self._like)
