@@ -785,8 +785,16 @@ def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path):
 
 
 def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
+    """Narrower layers of as many bytes of keys and values: the weights of the file take 1 GB."""
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("run", "--config", ROOT / "examples" / "minimal.yaml", "--json")
+    of_the_file = yaml.safe_load((ROOT / "examples" / "minimal.yaml").read_text(encoding="utf-8"))
+    (model,) = of_the_file["models"]
+    narrow = {"hidden_size": 1024, "num_attention_heads": 8, "intermediate_size": 256}
+    assert model["random"].keys() >= narrow.keys()
+    model["random"] |= narrow
+    path = tmp_path / "minimal.yaml"
+    path.write_text(yaml.safe_dump(of_the_file), encoding="utf-8")
+    code, out, _ = command("run", "--config", path, "--json")
     (run,) = json.loads(out)["runs"]
     assert code == ExitCode.OK
     assert (run["collector"], run["kind"]) == ("torch", "accesses")
