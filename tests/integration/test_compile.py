@@ -13,6 +13,7 @@ import prepared
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.errors import UnsupportedError
 from llm_instrumentation.mrm.collector import TorchTracer
 from torch import nn
 
@@ -76,6 +77,18 @@ def test_a_compiled_model_is_captured_in_full(in_place, warmed, mlp, path, watch
 
         compiled(x)
         assert backend.runs == runs + 1
+
+
+def test_the_warning_says_that_torch_is_too_old(mlp, path, monkeypatch):
+    monkeypatch.setattr("llm_instrumentation.core.hooking.inside._OLDEST", "99.0")
+    compiled, why = torch.compile(mlp, backend=Counter()), "torch .* is older than 99.0"
+    with pytest.warns(RuntimeWarning, match=f"it runs eagerly during the capture, since {why}"):
+        with torch.no_grad(), capture_activations(compiled, path):
+            compiled(torch.randn(4, 6))
+    config = InstrumentationConfig.balanced().with_compiled("inside")
+    with pytest.raises(UnsupportedError, match=why):
+        with capture_activations(compiled, path, config=config, overwrite=True):
+            pass
 
 
 def test_a_model_with_a_compiled_part(mlp, path, read):

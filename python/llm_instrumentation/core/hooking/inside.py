@@ -32,7 +32,7 @@ from ..outputs import walk_output
 from ..tensors.modules import has_forward
 from .eager import own_forward
 
-__all__ = ["Emission", "Receiver", "can_emit", "runs_inside"]
+__all__ = ["Emission", "Receiver", "can_emit", "runs_inside", "why_eagerly"]
 
 
 class Receiver(NamedTuple):
@@ -179,23 +179,34 @@ def runs_inside(models: Sequence[nn.Module], config: InstrumentationConfig) -> b
     """
     if config.compiled == "eager":
         return False
-    cannot = ""
-    if torch.__version__ < _OLDEST:
-        cannot = f"torch {torch.__version__} is older than {_OLDEST}"
-    elif config.gradients:
-        cannot = "gradients are captured by hooks, which compiled code does not call"
-    elif any(isinstance(part, nn.DataParallel) for model in models for part in model.modules()):
-        cannot = "the replicas of nn.DataParallel are copies"
-    elif any(_compiled_in_place(model) and compiles_its_hooks(model) for model in models):
-        cannot = (
-            "torch compiles the hooks of a model of torch.nn that was compiled in place, so a step "
-            "cannot begin outside of compiled code: give torch.compile(model)"
-        )
+    cannot = _obstacle(models, config)
     if config.compiled == "inside":
         if cannot:
             raise UnsupportedError(f"no capture inside of compiled code: {cannot}")
         return True
     return not cannot and any(is_compiled(part) for model in models for part in model.modules())
+
+
+def why_eagerly(models: Sequence[nn.Module], config: InstrumentationConfig) -> str:
+    """The reason for which a capture runs compiled models eagerly. The warning about it ends so."""
+    cannot = "" if config.compiled == "eager" else _obstacle(models, config)
+    return cannot or "compiled code does not call hooks"
+
+
+def _obstacle(models: Sequence[nn.Module], config: InstrumentationConfig) -> str:
+    """Why a capture cannot take the tensors inside of compiled code; empty: it can."""
+    if torch.__version__ < _OLDEST:
+        return f"torch {torch.__version__} is older than {_OLDEST}"
+    if config.gradients:
+        return "gradients are captured by hooks, which compiled code does not call"
+    if any(isinstance(part, nn.DataParallel) for model in models for part in model.modules()):
+        return "the replicas of nn.DataParallel are copies"
+    if any(_compiled_in_place(model) and compiles_its_hooks(model) for model in models):
+        return (
+            "torch compiles the hooks of a model of torch.nn that was compiled in place, so a step "
+            "cannot begin outside of compiled code: give torch.compile(model)"
+        )
+    return ""
 
 
 def _compiled_in_place(module: nn.Module) -> bool:

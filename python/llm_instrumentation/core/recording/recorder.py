@@ -22,7 +22,7 @@ from ..files.earlier import remove_earlier
 from ..hooking.attached import AttachedHooks
 from ..hooking.eager import run_eagerly
 from ..hooking.gradients import Gradients
-from ..hooking.inside import runs_inside
+from ..hooking.inside import runs_inside, why_eagerly
 from ..stats import CaptureStats
 from ..tensors.capture_state import CaptureState
 from ..tensors.model_layouts import layouts_of
@@ -122,7 +122,8 @@ class Recorder:
             if inside:
                 compiling = attached.enter_context(compilations())
             else:
-                attached.enter_context(run_eagerly(plan.models))
+                why = why_eagerly(plan.models, plan.config)
+                attached.enter_context(run_eagerly(plan.models, why=why))
             self._calls.rewiring = attached.enter_context(
                 self._hooks.attached(
                     plan.config, self._sink, self._steps, self._gradients, inside=inside
