@@ -52,6 +52,9 @@ class Client:
             return status, json.loads(content)["error"]
         if headers["content-type"] == "application/json":
             return json.loads(content)
+        if headers["content-type"] == "application/x-ndjson":
+            last = json.loads(content.splitlines()[-1])
+            return last.get("found", last)
         length = int.from_bytes(content[:4], "little")
         about = json.loads(content[4 : 4 + length])
         return np.frombuffer(content[4 + length :], "<f4").reshape(about["shape"])

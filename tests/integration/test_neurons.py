@@ -14,8 +14,10 @@ from llm_instrumentation.analysis.neurons import (
     QUANTILES,
     TopContexts,
     _blocks,
+    layer_units,
     nearest,
     top_contexts,
+    unit_page,
 )
 from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
 from llm_instrumentation.core.capture import capture_activations
@@ -388,3 +390,80 @@ def test_the_memory_of_a_search_is_that_of_some_blocks(tmp_path):
         nearest(reader, "x", queries, without_calls=True, max_rows=2000)
         grown = peak_growth(lambda: nearest(reader, "x", queries, without_calls=True))
     assert grown < 5 * _blocks._BLOCK_BYTES
+
+
+# ---- all units of a layer, and one with its related units ------------------------------------
+
+
+def test_the_statistics_of_all_units_are_those_of_numpy(tmp_path, small_blocks):
+    stream = capture(tmp_path, [5, 30, 1, 12])
+    with ActivationReader(stream) as reader:
+        values = reader.rows("x").to_numpy().astype(np.float64)
+    told: list[tuple[int, int]] = []
+    found = layer_units(stream, "x", progress=lambda done, total: told.append((done, total)))
+    assert len(found) == WIDTH and found.rows == len(values) == 48
+    assert told == [(done, 48) for done in [0, *range(7, 48, 7), 48]]
+    assert np.array_equal(found.minimum, np.nanmin(values, axis=0))
+    assert np.array_equal(found.maximum, np.nanmax(values, axis=0))
+    assert found.mean == pytest.approx(np.nanmean(values, axis=0), abs=1e-12)
+    assert found.std == pytest.approx(np.nanstd(values, axis=0), abs=1e-12)
+    assert np.array_equal(found.positive, (values > 0).sum(axis=0))
+    assert np.array_equal(found.not_finite, np.isnan(values).sum(axis=0))
+    assert list(found.to_pandas()["maximum"]) == found.maximum.tolist()
+
+
+def test_related_units_are_those_of_the_largest_correlations(tmp_path, small_blocks):
+    stream = capture(tmp_path, [40, 9, 60], seed=1)
+    with ActivationReader(stream) as reader:
+        values = reader.rows("x").to_numpy().astype(np.float64)
+
+    def correlation(other: int) -> float:
+        both = np.isfinite(values[:, [2, other]]).all(axis=1)
+        return float(np.corrcoef(values[both, 2], values[both, other])[0, 1])
+
+    expected = sorted(({0, 1, 3, 4, 5}), key=lambda other: -abs(correlation(other)))
+    page = unit_page(stream, "x", 2, related=4, k=3, context=4, tokenizer=Words(), progress=False)
+    assert [one.unit for one in page.related] == expected[:4]
+    assert [one.correlation for one in page.related] == pytest.approx(
+        [correlation(one.unit) for one in page.related], abs=1e-12
+    )
+    alone = top_contexts(stream, "x", 2, k=3, context=4, tokenizer=Words(), progress=False)[0]
+    assert str(page.unit) == str(alone)
+
+
+def test_units_with_one_value_or_none_have_no_correlation(tmp_path):
+    """A large mean leaves the digits of small changes, and no change is no correlation."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, WIDTH, generator=generator, dtype=torch.float64)
+    x[:, 1] = 0.1
+    x[:, 2] = torch.nan
+    x[:, 3] = x[:, 0] * 1e-4 + 1e4
+    x[4, 5] = torch.inf
+    texts = [{"x": x, "input_ids": torch.arange(20)}]
+    torch.save(texts, tmp_path / "run.pt")
+    stream = tmp_path / "run.stream"
+    import_activations(tmp_path / "run.pt", stream, format="torch")
+    page = unit_page(stream, "x", 0, progress=False)
+    assert page.related[0].unit == 3
+    assert {one.unit for one in page.related} == {3, 4, 5}
+    assert page.related[0].correlation == pytest.approx(1, abs=1e-9)
+    found = layer_units(stream, "x", progress=False)
+    assert found.std[1] == 0 and found.std[3] == pytest.approx(x[:, 3].std(correction=0).item())
+    assert np.isnan([found.minimum[2], found.maximum[2], found.mean[2], found.std[2]]).all()
+    assert found.not_finite.tolist() == [0, 0, 20, 0, 0, 1]
+    assert unit_page(stream, "x", 1, progress=False).related == []
+    assert np.isfinite(found.maximum[5])
+
+
+def test_a_scan_stops_between_blocks(tmp_path, small_blocks):
+    class Enough(Exception):
+        pass
+
+    def told(done: int, total: int) -> None:
+        if done:
+            raise Enough(done)
+
+    with pytest.raises(Enough, match="7"):
+        layer_units(capture(tmp_path, [30]), "x", progress=told)
+    with pytest.raises(InvalidArgumentError, match="unit 6: the vectors of 'x' have 6"):
+        unit_page(capture(tmp_path, [30]), "x", 6)

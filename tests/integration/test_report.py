@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,8 +19,10 @@ import torch
 from browser import WIDTHS, complaints, sideways, violations
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.analysis.causal_graph import CausalGraph, Edge, Node, save_graph
+from llm_instrumentation.analysis.neurons import top_contexts, unit_page
 from llm_instrumentation.analysis.sparse_autoencoder import Feature, FeatureContext, TokenEffect
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
+from llm_instrumentation.interventions.unit_writes import written_by
 from llm_instrumentation.probes.capture import snapshot_path
 from llm_instrumentation.report import render_report, write_report
 from small_models import VOCABULARY, build
@@ -349,6 +352,49 @@ def test_features_are_shown_with_their_contexts(generation, tmp_path):
     assert re.findall(r"<h3>h.0, feature (\d)</h3>", page) == ["1", "0"]
     assert "It promotes &#x27; dog&#x27; 0.5" in page
     assert "<u>&lt;script&gt;" in page and "<script" not in page
+
+
+def test_units_are_shown_with_their_contexts_and_effects(tmp_path):
+    model, stream = build("gpt2"), tmp_path / "run.stream"
+    act = "transformer.h.1.mlp.act"
+    with torch.no_grad(), capture_activations(model, stream):
+        model(IDS)
+    (one,) = top_contexts(stream, act, 3, tokenizer=Letters(), unembedding=model,
+                          writes=model.transformer.h[1].mlp.c_proj)  # fmt: skip
+    units = [(act, 3), ("transformer.h.1.mlp.c_fc", 5)]
+    writes = functools.partial(written_by, model)
+    page = render_report(stream, units=units, tokenizer=Letters(), model=model, writes=writes)
+    assert re.findall(r"<h3>(.*?)</h3>\s*<p>18 rows", page) == [
+        f"{act}, unit 3",
+        f"{units[1][0]}, unit 5",
+    ]
+    text = unescape(page)
+    assert f"It promotes {one.promoted[0]} {one.promoted[0].value:.2g}, " in text
+    assert f"{one.maximum:.3g}</b>" in page and page.count("It promotes") == 1
+    assert "The tokens that it promotes are unknown: it is not known how the units of" in text
+    related = unit_page(stream, act, 3).related[0]
+    assert f"those of the units {related.unit} ({related.correlation:+.2f}), " in page
+    assert "<script" not in page and page.count("Histogram of its values from") == 2 * 2
+    plain = render_report(stream, units=units[:1])
+    assert "It promotes" not in plain and "are unknown" not in plain
+    with pytest.raises(InvalidArgumentError, match="unit 999: the vectors"):
+        render_report(stream, units=[(act, 999)])
+
+
+def test_the_command_shows_a_unit(generation):
+    layer = "model.layers.1.mlp.down_proj"
+    done = subprocess.run(
+        [*prepared.strap(), "report", generation, "--unit", f"{layer}:2"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    page = Path(f"{generation}.report.html").read_text()
+    assert done.stdout and f"<h3>{layer}, unit 2</h3>" in page and '<h2 id="units">' in page
+    for wrong, said in ((layer, "give it as LAYER:NUMBER"), ("none:1", "none")):
+        failed = subprocess.run(
+            [*prepared.strap(), "report", generation, "--unit", wrong],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert failed.returncode and said in failed.stderr
 
 
 def circuit_of(tmp_path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["named_layers", "numbers", "renamed_layers", "selector"]
+__all__ = ["named_layers", "numbers", "renamed_layers", "selector", "units"]
 
 
 def selector(option: str, text: str | None) -> slice | list[int] | None:
@@ -56,3 +56,21 @@ def _renamed(given: str) -> tuple[str, str]:
     if not equals:
         raise InvalidArgumentError(f"--map {given!r}: give it as 'model.layers.*=blocks.*'")
     return pattern, name
+
+
+def units(given: Sequence[str] | None) -> list[tuple[str, int]]:
+    """The layer and the number of each --unit.
+
+    Raises:
+        InvalidArgumentError: one is not LAYER:NUMBER.
+    """
+    return list(map(_unit, given or ()))
+
+
+def _unit(given: str) -> tuple[str, int]:
+    layer, colon, number = given.rpartition(":")
+    if not colon or not number.isascii() or not number.isdecimal():
+        raise InvalidArgumentError(
+            f"--unit {given!r}: give it as LAYER:NUMBER, as model.layers.3.mlp.act_fn:7"
+        )
+    return layer, int(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from ._overview import chips, facts, notices
 from ._sample import Sample, sampled
 from ._texts import attention_figures, text_of_step, token_figures
 from ._trends import trends
+from ._units import Writes, unit_section
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,13 +82,16 @@ def write_report(
     probes: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
     circuit: str | os.PathLike[str] | None = None,
+    units: Iterable[tuple[str, int]] = (),
+    writes: Writes | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> Report:
     """Writes a capture as one HTML page, which needs no other file, no script and no network.
 
     The page is written when it is complete. Time and memory do not grow with the capture, but for
-    its index: so many packets are read, the rest is from the index.
+    its index: so many packets are read, the rest is from the index. Layers of `units` are read
+    whole.
 
     Args:
         stream: the stream of a capture. Its index, what the model was given, the token file and
@@ -104,6 +108,10 @@ def write_report(
         probes: a file of snapshots of block devices.
         trace: the run folder of a memory trace.
         circuit: a causal graph of the model, a file of `save_graph`.
+        units: units to show, each with its layer and its number, as `unit_page` finds them. All
+            rows of their layers are read, in blocks.
+        writes: called with the layer of a unit, gives the `writes` of `unit_page`, as `written_by`
+            does for a model. With it and `model` the tokens that a unit promotes are shown.
         overwrite: replace what is at ``out``, whatever it is.
         progress: show a progress bar on stderr; None: if it is a terminal.
 
@@ -122,8 +130,9 @@ def write_report(
     target = Path(f"{os.fspath(stream)}{_ENDING}" if out is None else out)
     _check_target(target, overwrite)
     wanted = _Wanted(
-        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
-    )
+        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit,
+        tuple(units), writes,
+    )  # fmt: skip
     made = _made(stream, wanted, progress)
     with typed_errors(f"cannot write to {target}"):
         write_text(target, made.html)
@@ -144,12 +153,15 @@ def render_report(
     probes: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
     circuit: str | os.PathLike[str] | None = None,
+    units: Iterable[tuple[str, int]] = (),
+    writes: Writes | None = None,
     progress: bool | None = None,
 ) -> str:
     """Returns the page of `write_report` as a text. Arguments and errors are the same."""
     wanted = _Wanted(
-        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit
-    )
+        packets, step, tokenizer, model, against, rename, features, probes, trace, circuit,
+        tuple(units), writes,
+    )  # fmt: skip
     return _made(stream, wanted, progress).html
 
 
@@ -167,6 +179,8 @@ class _Wanted:
     probes: str | os.PathLike[str] | None
     trace: str | os.PathLike[str] | None
     circuit: str | os.PathLike[str] | None
+    units: Sequence[tuple[str, int]]
+    writes: Writes | None
 
     def check(self) -> None:
         """
@@ -219,6 +233,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
             "Layers": layer_tables(summaries(reader.select()), lines, found.layers),
             "Tokens": _unless_damaged(_tokens(reader, wanted)),
             "Difference": _difference(reader, wanted, progress),
+            "Units": _unless_damaged(_units(reader, wanted, progress)),
             "Features": _features(wanted),
             "Circuit": _circuit(wanted),
             "Over time": probe_parts(reader._file),
@@ -284,6 +299,12 @@ def _compared(
             lambda done, total: told(done, total, ""),
         )  # fmt: skip
     yield from comparison_parts(found, steps, len(reference.steps), other)
+
+
+def _units(reader: ActivationReader, wanted: _Wanted, progress: bool | None) -> Iterator[str]:
+    yield from unit_section(
+        reader, wanted.units, wanted.tokenizer, wanted.model, wanted.writes, progress
+    )
 
 
 def _features(wanted: _Wanted) -> Iterator[str]:

@@ -31,16 +31,18 @@ from ._captures import Capture
 from ._features import ORDERS, Features
 from ._guard import Guard
 from ._query import Query
+from ._scans import Scans
 from ._tensors import POOLS
 from ._texts import SEARCHES
+from ._units import ORDERS_OF_UNITS, Scan
 
 __all__ = ["create_app"]
 
 #: The files that the server gives, and no others.
 _STATIC = (
-    "index.html", "style.css", "app.js", "api.js", "charts.js", "colors.js", "dom.js",
-    "features.js", "heads.js", "heatmap.js", "layer.js", "lists.js", "overview.js", "search.js",
-    "tokens.js",
+    "index.html", "style.css", "app.js", "api.js", "charts.js", "colors.js", "contexts.js",
+    "dom.js", "features.js", "heads.js", "heatmap.js", "layer.js", "lists.js", "overview.js",
+    "search.js", "tokens.js", "units.js",
 )  # fmt: skip
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
@@ -72,13 +74,18 @@ def create_app(
         token: the secret that the first request must have.
         port: of the server; a request for another host or port is refused.
     """
+    answers, scans = _Answers(captures, features), Scans(worker, _json)
     routes = [
         Route("/", _page("index.html")),
         Route("/static/theme.css", _bytes(css_root().encode(), "text/css")),
         *(Route(f"/static/{name}", _page(name)) for name in _STATIC if name != "index.html"),
         *(
             Route(f"/api/{name}", _answering(answer, worker))
-            for name, answer in _Answers(captures, features).by_path().items()
+            for name, answer in answers.by_path(_PATHS).items()
+        ),
+        *(
+            Route(f"/api/{name}", scans.answering(scan))
+            for name, scan in answers.by_path(_SCANS).items()
         ),
     ]
     app = Starlette(
@@ -108,6 +115,7 @@ _PATHS = (
     "features",
     "feature",
 )
+_SCANS = ("units", "unit")  # likewise; these take long
 
 
 class _Answers:
@@ -122,9 +130,9 @@ class _Answers:
         self._captures = captures
         self._given = features
 
-    def by_path(self) -> dict[str, _Answer]:
+    def by_path(self, paths: Sequence[str]) -> dict[str, _Answer]:
         """The methods by the path that they answer."""
-        return {path: getattr(self, path) for path in _PATHS}
+        return {path: getattr(self, path) for path in paths}
 
     def site(self, query: Query) -> Any:
         return {
@@ -202,6 +210,19 @@ class _Answers:
 
     def feature(self, query: Query) -> Any:
         return self._described().feature(query.integer("feature", high=_MOST))
+
+    def units(self, query: Query) -> Scan:
+        order = query.choice("order", ORDERS_OF_UNITS)
+        layer, without = self._of_units(query)
+        return self._capture(query).units.listing(layer, without, order, *self._page(query))
+
+    def unit(self, query: Query) -> Scan:
+        number = query.integer("unit", high=_MOST)
+        return self._capture(query).units.unit(*self._of_units(query), number)
+
+    def _of_units(self, query: Query) -> tuple[str, tuple[int, ...]]:
+        """A layer, and the ids of tokens that do not count."""
+        return query.text("layer"), query.integers("without", high=_MOST)
 
     def _capture(self, query: Query) -> Capture:
         """The capture of a query."""

@@ -18,6 +18,7 @@ from ..errors import NotFoundError
 from ._axes import GivenTokens, axes_of
 from ._tensors import Cache, Tensor, Tile
 from ._texts import Texts
+from ._units import UnitLogits, Units
 
 __all__ = ["Capture"]
 
@@ -38,19 +39,27 @@ class Capture:
         source: the path of a stream, or an open reader.
         tokenizer: its `decode` gives the texts of tokens; or None.
         cache: keeps values of tensors.
+        logits: what units write to the logits of the model; None: that is unknown.
+
+    Attributes:
+        units: the units of its layers.
 
     Raises:
         StrapError: the stream cannot be read; see `ActivationReader`.
     """
 
     def __init__(
-        self, source: str | os.PathLike[str] | ActivationReader, tokenizer: Any, cache: Cache
+        self,
+        source: str | os.PathLike[str] | ActivationReader,
+        tokenizer: Any,
+        cache: Cache,
+        logits: UnitLogits | None = None,
     ) -> None:
         if isinstance(source, ActivationReader):
             self._reader, self._owned = source, False
         else:
             self._reader, self._owned = ActivationReader(source, warn=False), True
-        self._tokenizer, self._cache = tokenizer, cache
+        self._tokenizer, self._cache, self._logits = tokenizer, cache, logits
         self._forget()
 
     @property
@@ -69,6 +78,7 @@ class Capture:
         self._overview: dict[str, Any] | None = None
         self._layers: list[LayerSummary] | None = None
         self._found_texts: Texts | None = None
+        self.units = Units(self._reader, self._tokenizer, self._logits)
 
     # ---- overview -------------------------------------------------------------
 

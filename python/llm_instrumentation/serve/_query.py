@@ -45,6 +45,18 @@ class Query:
         """
         return self.integer(name, high=high) if self._given.get(name) else None
 
+    def integers(self, name: str, *, high: int) -> tuple[int, ...]:
+        """Integers from 0 to `high` with commas between; none if it is not given.
+
+        Raises:
+            InvalidArgumentError: it is something else.
+        """
+        given = self.text(name).replace(" ", "")
+        parts = given.split(",") if given else []
+        if not all(_INTEGER.fullmatch(part) and int(part) <= high for part in parts):
+            raise InvalidArgumentError(f"{name} = {given[:40]!r}: give integers, as 7 or 7,11")
+        return tuple(sorted({int(part) for part in parts}))
+
     def text(self, name: str) -> str:
         """A text; "" if it is not given.
 

@@ -8,9 +8,9 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._extras import extra
 
@@ -27,6 +27,10 @@ from ._captures import Capture
 from ._features import Features
 from ._guard import OWNER
 from ._tensors import Cache
+from ._units import UnitLogits
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["CaptureServer"]
 
@@ -120,7 +124,8 @@ class CaptureServer:
     manager, which serves in a thread, or call `run`.
 
     It takes the memory of an `ActivationReader`, 64 MiB of decoded values, and 4 to 8 bytes for
-    each token of the calls file once a text is looked at.
+    each token of the calls file once a text is looked at. While a unit is looked for, it takes 70
+    bytes for each row of its layer.
 
     Args:
         sources: streams, or readers. A reader that is given stays open at the end.
@@ -128,6 +133,9 @@ class CaptureServer:
         features: a folder that `save_features` has written, or None.
         tokenizer: its `decode` gives the texts of tokens. None: the token file gives them where it
             has them; otherwise token ids stand for them.
+        model: the model that was captured, for the tokens whose logits a unit raises and lowers.
+        writes: how the units of a layer write to the residual stream of the model, as
+            `functools.partial(written_by, model)`. Without it these tokens are left out.
 
     Attributes:
         url: the address to open, with the token that lets its owner in.
@@ -146,13 +154,16 @@ class CaptureServer:
         port: int = 0,
         features: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
+        model: nn.Module | None = None,
+        writes: Callable[[str], nn.Module | None] | None = None,
     ) -> None:
         if not 0 <= port <= 65535:
             raise InvalidArgumentError(f"port = {port}: give one from 0 to 65535")
         with contextlib.ExitStack() as opened:
+            logits = None if model is None or writes is None else UnitLogits(model, writes)
             cache, captures = Cache(), []
             for source in sources:
-                captures.append(Capture(source, tokenizer, cache))
+                captures.append(Capture(source, tokenizer, cache, logits))
                 opened.callback(captures[-1].close)
             if not captures:
                 raise InvalidArgumentError("no stream to serve: give one")

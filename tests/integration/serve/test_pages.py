@@ -17,6 +17,7 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation._native import DTYPE_CODES, Session
+from llm_instrumentation.analysis.neurons import layer_units, unit_page
 from llm_instrumentation.serve import CaptureServer
 from serve_client import HANG_S, LAYER, WEIGHTS, until
 from torch import nn
@@ -31,12 +32,15 @@ VIEWS = {
     "a search to come": "view=search",
     "attention": f"capture=2&view=layer&layer={WEIGHTS}",
     "feature": "view=features",
+    "layers of units": "view=units",
+    "a unit": f"view=units&layer={LAYER}.intermediate&unit=7",
+    "no units": "view=units&layer=pooler",
     "older": "capture=1",
     "an older tensor": "capture=1&view=layer&layer=big&fold=4",
     "no texts": "capture=1&view=tokens",
     "nothing": "view=nothing",
 }
-REFUSED = {"no texts": 404}  # of what the page asks for
+REFUSED = {"no texts": 404, "no units": 422}  # of what the page asks for
 
 
 def shown(page: Any, server: CaptureServer, query: str = "") -> None:
@@ -318,6 +322,41 @@ def test_features_show_their_contexts(page, server):
     assert page.locator(".contexts li").count() == 3
     assert page.locator(".contexts strong").count() == 3
     assert "feature=" in page.url
+
+
+def test_a_unit_is_found_by_its_layer_and_leads_to_others(page, server, folder):
+    layer = f"{LAYER}.intermediate"
+    found = layer_units(folder / "minilm.stream", layer)
+    order = np.argsort(-found.std, kind="stable")
+    shown(page, server, "view=units")
+    page.locator("input[type=search]").fill(layer)
+    page.locator(".items a").get_by_text(layer, exact=True).click()
+    page.get_by_label("Order by").select_option("std")
+    first = page.locator(f".items a[data-unit='{order[0]}'][aria-current]")
+    first.wait_for()
+    ready(page)
+    assert page.locator(".items a").nth(1).get_attribute("data-unit") == str(order[1])
+    one = unit_page(folder / "minilm.stream", layer, int(order[0]))
+    assert page.locator(".panel h2").inner_text() == f"Unit {order[0]}"
+    assert page.locator(".contexts").nth(0).locator("li").count() == min(12, len(one.unit.contexts))
+    peak = page.locator(".contexts strong .shade").nth(0)
+    assert float(peak.get_attribute("title")) == pytest.approx(one.unit.maximum, rel=1e-4)
+    assert "s9" in peak.get_attribute("class")
+    lowest = page.locator(".contexts").nth(1).locator("strong .shade").nth(0)
+    assert float(lowest.get_attribute("title")) == pytest.approx(one.unit.minimum, rel=1e-4)
+    assert page.locator(".panel .bars rect").count() == 40
+    related = one.related[0].unit
+    page.locator("a.effect").nth(0).click()
+    page.get_by_role("heading", name=f"Unit {related}", exact=True).wait_for()
+    assert f"unit={related}" in page.url and "order=std" in page.url
+    page.get_by_label("Ids of tokens to leave out").fill("101")  # [CLS]
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=f"Unit {related}", exact=True).wait_for()
+    ready(page)
+    assert "without=101" in page.url
+    until(lambda: page.locator(".panel dd").nth(0).inner_text() == f"{found.rows - 24}")
+    page.locator(".contexts a").nth(0).click()
+    page.locator(".token").nth(0).wait_for()
 
 
 def test_reload_shows_what_was_written_since(page, path):

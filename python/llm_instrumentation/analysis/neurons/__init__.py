@@ -2,6 +2,7 @@
 
     found = top_contexts("run.stream", "model.layers.3.mlp.act_fn", 7, tokenizer=tokenizer)
     print(found)                             # the texts around its largest and smallest values
+    print(layer_units("run.stream", "model.layers.3.mlp.act_fn").to_pandas())     # all units
     print(nearest("run.stream", "model.layers.3", vector, tokenizer=tokenizer))
     print(probe("run.stream", "model.layers.3", "truth"))     # a label that annotate gave
 
@@ -22,21 +23,27 @@ from ._probes import (
     probe,
 )
 from ._units import QUANTILES, TopContexts, Unit, top_contexts
+from .scans import LayerUnits, RelatedUnit, UnitPage, layer_units, unit_page
 
 __all__ = [
     "QUANTILES",
     "Labels",
+    "LayerUnits",
     "LinearProbe",
     "Metric",
     "Neighbour",
     "Neighbours",
     "ProbeMethod",
     "ProbeTokens",
+    "RelatedUnit",
     "TokenContext",
     "TopContexts",
     "Unit",
+    "UnitPage",
     "contrastive_direction",
+    "layer_units",
     "nearest",
     "probe",
     "top_contexts",
+    "unit_page",
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..sae.logits import TokenEffect
 
-__all__ = ["QUANTILES", "TopContexts", "Unit", "top_contexts"]
+__all__ = ["QUANTILES", "ChosenUnits", "TopContexts", "Unit", "top_contexts"]
 
 Ints = npt.NDArray[np.int64]
 Values = npt.NDArray[np.floating[Any]]
@@ -303,31 +303,18 @@ def top_contexts(
             reader, layer, steps=steps, without_tokens=without_tokens, without_calls=without_calls
         )
         rows = rows if max_rows is None else rows[:max_rows]
-        chosen = _Chosen(rows, unit, direction)
-        effects = chosen.effects(unembedding, writes, logits, TokenTexts(tokenizer))
-        with steps_bar("units", progress) as told:
-            values = chosen.values(rows, max_bytes, lambda done: told(done, len(rows), ""))
-        order = TextOrder(text_order(rows), context)
+        chosen = ChosenUnits(rows, unit, direction)
         texts = TokenTexts(tokenizer)
-        ends = []
-        for sign in (1.0, -1.0):
-            best = [_best(sign * of_unit, order, k) for of_unit in values]
-            ends.append(
-                contexts_around(rows, order, best, lambda number, at: values[number, at], texts)
-            )
-    found = [
-        Unit(
-            layer=layer, name=name, unit=number, **_statistics(of_unit), contexts=high, lowest=low,
-            promoted=promoted, suppressed=suppressed,
-        )
-        for (name, number), of_unit, high, low, (promoted, suppressed) in zip(
-            chosen.names, values, *ends, effects, strict=True
-        )
-    ]  # fmt: skip
+        effects = chosen.effects(unembedding, writes, logits, texts)
+        values = chosen.room(rows, max_bytes)
+        with steps_bar("units", progress) as told:
+            for first, vectors in vector_blocks(rows, lambda done: told(done, len(rows), "")):
+                chosen.fill(values[:, first : first + len(vectors)], vectors)
+        found = chosen.described(rows, values, effects, k, context, texts)
     return TopContexts(layer, values, found)
 
 
-class _Chosen:
+class ChosenUnits:
     """The units and directions that were asked for.
 
     Attributes:
@@ -378,8 +365,12 @@ class _Chosen:
                 raise InvalidArgumentError(f"direction {name!r} has the name of a unit: rename it")
         return by_name
 
-    def values(self, rows: Rows, max_bytes: int, told: Any) -> Values:
-        """The values of each on each row, [units, rows]."""
+    def room(self, rows: Rows, max_bytes: int) -> Values:
+        """Empty memory for the values of each on each row, [units, rows].
+
+        Raises:
+            InvalidArgumentError: it would be more than `max_bytes`.
+        """
         dtype = np.dtype(np.float64 if rows.dtype in _WIDE else np.float32)
         needed = len(self.names) * len(rows) * dtype.itemsize
         if needed > max_bytes:
@@ -388,17 +379,53 @@ class _Chosen:
                 f"{units.size(needed)}, more than max_bytes = {max_bytes:,}: ask for fewer units "
                 f"at once, or pass max_rows, or max_bytes={needed:,}"
             )
-        found: Values = np.empty((len(self.names), len(rows)), dtype)
+        return np.empty((len(self.names), len(rows)), dtype)
+
+    def fill(self, part: Values, vectors: npt.NDArray[np.float64]) -> None:
+        """Writes the values of each on some vectors [rows, width] to `part`, [units, rows]."""
         several = len(self._numbers)
         # Infinite values times 0 are NaN, and large ones infinite: neither is worth a warning.
         with np.errstate(invalid="ignore", over="ignore"):
-            for first, vectors in vector_blocks(rows, told):
-                part = found[:, first : first + len(vectors)]
-                part[:several] = vectors[:, self._numbers].T
-                for out, direction in zip(part[several:], self._directions, strict=True):
-                    # Not a product of matrices, whose rounding depends on the place in the block.
-                    out[:] = np.einsum("rw,w->r", vectors, direction)
-        return found
+            part[:several] = vectors[:, self._numbers].T
+            for out, direction in zip(part[several:], self._directions, strict=True):
+                # Not a product of matrices, whose rounding depends on the place in the block.
+                out[:] = np.einsum("rw,w->r", vectors, direction)
+
+    def described(
+        self,
+        rows: Rows,
+        values: Values,
+        effects: Sequence[Any],
+        k: int,
+        context: int,
+        texts: TokenTexts,
+    ) -> list[Unit]:
+        """Each with its statistics and contexts.
+
+        Args:
+            rows: the rows.
+            values: of each on each row.
+            effects: of each, from `effects`.
+            k: contexts at each end.
+            context: the largest number of tokens in a context.
+            texts: gives the texts of tokens.
+        """
+        order = TextOrder(text_order(rows), context)
+        ends = []
+        for sign in (1.0, -1.0):
+            best = [_best(sign * of_unit, order, k) for of_unit in values]
+            ends.append(
+                contexts_around(rows, order, best, lambda number, at: values[number, at], texts)
+            )
+        return [
+            Unit(
+                layer=self._layer, name=name, unit=number, **_statistics(of_unit), contexts=high,
+                lowest=low, promoted=promoted, suppressed=suppressed,
+            )
+            for (name, number), of_unit, high, low, (promoted, suppressed) in zip(
+                self.names, values, *ends, effects, strict=True
+            )
+        ]  # fmt: skip
 
     def effects(
         self,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..sae.logits import TokenEffect
     from ..token_rows.contexts import TokenContext
     from ._units import Unit
+    from .scans import RelatedUnit, UnitPage
 
 __all__ = ["contexts_list", "effects_line", "histogram_line", "notebook_html", "unit_parts"]
 
@@ -21,24 +22,34 @@ _STRONGEST = 40  # percent of the colour that the largest value gets
 _SHOWN = 10  # contexts of a unit in a notebook
 
 
-def unit_parts(found: Iterable[Unit]) -> Iterator[str]:
-    """Units with their histograms, their effects on logits, and their contexts."""
-    yield page.paragraph(
-        "The stronger the colour of a token in a context, the nearer is its value to the largest "
-        "one, or to the smallest one. The number on the left is that of the underlined token."
+def unit_parts(found: UnitPage, note: str = "") -> Iterator[str]:
+    """A unit with its histogram, effects on logits, related units, and contexts.
+
+    Args:
+        found: the unit.
+        note: a sentence below its effects, as why they are unknown; "": none.
+    """
+    unit = found.unit
+    yield (
+        '<article class="feature">'
+        f"<h3>{escape(unit.title)}</h3>"
+        + page.paragraph(f"{unit.summary()}.")
+        + _histogram(unit)
+        + effects_line("promotes", unit.promoted)
+        + effects_line("suppresses", unit.suppressed)
+        + (page.paragraph(note) if note else "")
+        + _related(found.related)
+        + _headed("Highest", contexts_list(unit.contexts, unit.maximum))
+        + _headed("Lowest", contexts_list(unit.lowest, unit.minimum))
+        + "</article>"
     )
-    for unit in found:
-        yield (
-            '<article class="feature">'
-            f"<h3>{escape(unit.title)}</h3>"
-            + page.paragraph(f"{unit.summary()}.")
-            + _histogram(unit)
-            + effects_line("promotes", unit.promoted)
-            + effects_line("suppresses", unit.suppressed)
-            + _headed("Highest", contexts_list(unit.contexts, unit.maximum))
-            + _headed("Lowest", contexts_list(unit.lowest, unit.minimum))
-            + "</article>"
-        )
+
+
+def _related(found: Sequence[RelatedUnit]) -> str:
+    if not found:
+        return ""
+    listed = ", ".join(f"{one.unit} ({one.correlation:+.2f})" for one in found)
+    return page.paragraph(f"Its values correlate with those of the units {listed}")
 
 
 def notebook_html(found: Iterable[Unit]) -> str:

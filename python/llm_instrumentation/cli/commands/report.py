@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from ..console import print_json, shown
 from ..options import CAPTURES, CODES, FeatureFolder, Json, OverwriteOut, Stream, Tokenizer
 from ..pretrained import pretrained, tokenizer_of
 from ..values import renamed_layers
+from ..values import units as units_of
 
 __all__ = ["app"]
 
@@ -33,7 +35,7 @@ def report(
     tokenizer: Tokenizer = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="The causal language model, for the logit lens."),
+        typer.Option("--model", help="The causal language model, for logits."),
     ] = None,
     against: Annotated[
         Path | None, typer.Option("--against", help="The stream of a reference to compare with.")
@@ -43,6 +45,9 @@ def report(
         typer.Option("--map", help="As for strap compare; the reference is A."),
     ] = None,
     features: FeatureFolder = None,
+    unit: Annotated[
+        list[str] | None, typer.Option("--unit", help="Show a unit, as LAYER:NUMBER; repeatable.")
+    ] = None,
     probes: Annotated[
         Path | None, typer.Option("--probes", help="Snapshots of block devices of strap probe.")
     ] = None,
@@ -64,11 +69,16 @@ def report(
 
     texts = tokenizer_of(tokenizer, model)
     network = None if model is None else pretrained("--model", "AutoModelForCausalLM", model)
+    chosen, writes = units_of(unit), None
+    if chosen and network is not None:
+        from ...interventions.unit_writes import written_by
+
+        writes = functools.partial(written_by, network)
     with damage_told(stream):
         found = write_report(
             stream, out, packets=packets, step=step, tokenizer=texts, model=network,
             against=against, rename=renamed_layers(renamed), features=features, probes=probes,
-            trace=trace, circuit=circuit, overwrite=overwrite,
+            trace=trace, circuit=circuit, units=chosen, writes=writes, overwrite=overwrite,
         )  # fmt: skip
     if as_json:
         print_json(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from ..console import shown
 from ..options import CAPTURES, CODES, FeatureFolder
-from ..pretrained import pretrained
+from ..pretrained import pretrained, tokenizer_of
 
 __all__ = ["app"]
 
@@ -30,6 +31,9 @@ def serve(
         str | None,
         typer.Option("--tokenizer", help="For the texts of tokens: a folder, or a model's name."),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The causal language model, for logits of units.")
+    ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look into captures in a browser: layers, tensors, tokens, features. Ctrl-C ends it."""
@@ -38,10 +42,16 @@ def serve(
 
     with contextlib.ExitStack() as opened:
         readers = [opened.enter_context(open_capture(one, warn=False)) for one in streams]
-        decoder = None
-        if tokenizer is not None:
-            decoder = pretrained("--tokenizer", "AutoTokenizer", tokenizer)
-        server = CaptureServer(readers, port=port, features=features, tokenizer=decoder)
+        network, writes = None, None
+        if model is not None:
+            from ...interventions.unit_writes import written_by
+
+            network = pretrained("--model", "AutoModelForCausalLM", model)
+            writes = functools.partial(written_by, network)
+        server = CaptureServer(
+            readers, port=port, features=features, tokenizer=tokenizer_of(tokenizer, model),
+            model=network, writes=writes,
+        )  # fmt: skip
         names = ", ".join(shown(reader.path) for reader in readers)
         print(
             f"{names}: open this address in a browser; Ctrl-C ends the server\n{server.url}",

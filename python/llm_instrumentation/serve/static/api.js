@@ -48,6 +48,28 @@ export async function ask(path, parameters = {}, signal = undefined) {
   return (await answer(path, parameters, signal)).json();
 }
 
+/**
+ * An answer that may take long. `told` is called with the rows that are done and all rows. The server
+ * stops when the request is given up by its signal.
+ */
+export async function scan(path, parameters, signal, told) {
+  const response = await answer(path, parameters, signal);
+  if (response.headers.get("content-type").startsWith("application/json")) return response.json();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let begun = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("The server has ended before the answer was complete.");
+    const lines = (begun + value).split("\n");
+    begun = lines.pop();
+    for (const line of lines.map((one) => JSON.parse(one))) {
+      if (line.error !== undefined) throw new Error(line.error);
+      if (line.found !== undefined) return line.found;
+      told(line.done, line.of);
+    }
+  }
+}
+
 /** Numbers: {values: Float32Array, shape: [rows, columns], ...}. */
 export async function numbers(path, parameters = {}, signal = undefined) {
   const bytes = await (await answer(path, parameters, signal)).arrayBuffer();

@@ -7,9 +7,10 @@ import { layer } from "./layer.js";
 import { overview } from "./overview.js";
 import { search } from "./search.js";
 import { tokens } from "./tokens.js";
+import { units } from "./units.js";
 
-const VIEWS = { overview, layer, tokens, search, features };
-const NAMES = [["overview", "Overview"], ["tokens", "Tokens"], ["search", "Search"], ["features", "Features"]];
+const VIEWS = { overview, layer, tokens, search, units, features };
+const NAMES = [["overview", "Overview"], ["tokens", "Tokens"], ["search", "Search"], ["units", "Units"], ["features", "Features"]];
 
 const main = document.getElementById("main");
 const help = document.getElementById("help");

@@ -2,7 +2,8 @@
 
 import { ask } from "./api.js";
 import { bars } from "./charts.js";
-import { count, facts, h, number, plural, word } from "./dom.js";
+import { contexts, effects } from "./contexts.js";
+import { facts, h, number, plural } from "./dom.js";
 import { pager, rove } from "./lists.js";
 
 const EACH = 100;
@@ -89,25 +90,8 @@ function one(found, about) {
         )
       : h("p", { class: "muted" }, "It is active on no row."),
     h("h3", {}, "Top contexts"),
-    h("ol", { class: "contexts" }, found.contexts.map((context) => h("li", {}, ...spoken(context, found.maximum)))),
+    contexts(found.contexts, found.maximum),
     effects("Promoted tokens", found.promoted),
     effects("Suppressed tokens", found.suppressed),
   ].filter(Boolean);
-}
-
-function spoken(context, maximum) {
-  const words = context.token_ids.map((id, k) => {
-    const says = context.texts?.[k];
-    const value = context.values[k];
-    const strength = value > 0 && maximum > 0 ? Math.max(1, Math.round((9 * value) / maximum)) : 0;
-    const shade = h("span", { class: `shade s${Math.min(9, strength)}`, title: number(value) }, says === null || says === undefined ? `[${id}] ` : word(says));
-    return k === context.peak ? h("strong", {}, shade) : shade;
-  });
-  const where = context.sequence < 0 ? "" : `text ${context.sequence}, position ${context.position}`;
-  return [h("p", {}, words), h("p", { class: "muted" }, [number(context.value), context.document, where].filter(Boolean).join(" · "))];
-}
-
-function effects(name, found) {
-  if (!found) return null;
-  return h("div", {}, h("h3", {}, name), h("p", { class: "effects" }, found.map((one) => h("span", { class: "effect" }, `${one.text === null ? `[${one.token_id}]` : JSON.stringify(word(one.text))} ${number(one.value)}`))));
 }

@@ -61,7 +61,7 @@ async function list(root, state, key, { go, href, signal }) {
   });
   const panel = h("section", { class: "panel", "aria-label": "Tensor" });
   root.replaceChildren(
-    h("p", {}, h("a", { href: href({ view: null }) }, "All layers")),
+    h("p", {}, h("a", { href: href({ view: null }) }, "All layers"), " · ", h("a", { href: href({ view: "units", layer: name }) }, "Units of the layer")),
     h("h1", {}, breakable(layerName(name))),
     h(
       "div",
