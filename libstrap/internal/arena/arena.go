@@ -20,6 +20,8 @@ const MinLimit = 1 << 20
 const (
 	pageSize  = 4096
 	cacheLine = 64
+	// trimBytes is the memory above the limit that trim leaves.
+	trimBytes = 2 << 20
 )
 
 // Region is a part of the arena. Buf has the requested length.
@@ -46,14 +48,16 @@ type gap struct{ from, to int }
 // caller at a time.
 type Arena struct {
 	pages *pages.Memory
-	mem   []byte // the bytes of pages
+	from  int    // where mem begins in pages
+	mem   []byte // the bytes of pages that regions are in
 
 	mu     sync.Mutex
 	free   []gap // by address; no two gaps touch each other
-	used   int   // end of the memory that was ever in regions
+	used   int   // end of the memory that was ever in regions, as far as it is not given back
 	top    int   // end of the memory that the system has provided
 	most   int   // the largest top so far
 	held   int64 // bytes in regions and beside them, as requested
+	beside int64 // of these, the bytes beside regions
 	live   int   // number of regions
 	closed bool
 	freed  chan struct{}
@@ -83,7 +87,7 @@ func New(limit int64) (*Arena, error) {
 func On(m *pages.Memory, from int) *Arena {
 	n := (len(m.Bytes) - from) / cacheLine * cacheLine
 	return &Arena{
-		pages: m, mem: m.Bytes[from:][:n:n], free: []gap{{0, n}}, used: n, top: n, most: n, freed: make(chan struct{}, 1),
+		pages: m, from: from, mem: m.Bytes[from:][:n:n], free: []gap{{0, n}}, used: n, top: n, most: n, freed: make(chan struct{}, 1),
 	}
 }
 
@@ -112,7 +116,8 @@ func (a *Arena) Usage() (taken, peak, held int64) {
 
 // TryAlloc returns a region of n bytes. The bytes beside it are memory that its owner takes elsewhere, for as
 // long as it has the region. They count against the limit, so that the arena stays that much smaller. ok is
-// false if there is no room until a region is freed. After TryAlloc has returned a region, there is still room
+// false if there is no room until a region is freed. The memory that was touched and the bytes beside regions
+// are together at most the limit and trimBytes, as far as the memory at the end is free. After TryAlloc has returned a region, there is still room
 // for a region of reserved bytes. The error is InvalidArgument if n with beside can never fit.
 func (a *Arena) TryAlloc(n, beside, reserved int) (r Region, ok bool, err error) {
 	if n < 0 || beside < 0 || n > len(a.mem)-beside {
@@ -133,15 +138,21 @@ func (a *Arena) TryAlloc(n, beside, reserved int) (r Region, ok bool, err error)
 		if e.to-e.from < need || !a.fits(reserved, i, need) {
 			continue
 		}
+		top, ok := a.pages.Provide(a.from+a.top, a.from+e.from+need)
+		if !ok {
+			return Region{}, false, nil
+		}
+		a.top = min(top-a.from, len(a.mem))
 		r = Region{Buf: a.mem[e.from : e.from+n : e.from+n], at: e.from, len: need, beside: beside}
 		if e.from += need; e.from == e.to {
 			a.free = slices.Delete(a.free, i, i+1)
 		}
 		a.used = max(a.used, r.at+need)
-		a.top = max(a.top, a.used)
 		a.most = max(a.most, a.top)
 		a.held += int64(n + beside)
+		a.beside += int64(beside)
 		a.live++
+		a.trim()
 		return r, true, nil
 	}
 	return Region{}, false, nil
@@ -170,6 +181,7 @@ func (a *Arena) Free(r Region) {
 	}
 	a.mu.Lock()
 	a.held -= int64(r.Counted())
+	a.beside -= int64(r.beside)
 	a.live--
 	a.put(gap{r.at, r.at + r.len})
 	if a.unmapped() {
@@ -234,7 +246,27 @@ func (a *Arena) Touch(n int64) {
 func (a *Arena) GiveBack() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.closed && a.used < a.top {
-		a.top = a.pages.GiveBack(a.used, a.top)
+	if !a.closed {
+		a.giveBack(a.used)
+	}
+}
+
+// trim gives memory at the end back that is in no region, if all that was touched and what counts beside
+// regions are more than the limit.
+func (a *Arena) trim() {
+	above := int(a.beside) + a.top - len(a.mem)
+	if above <= trimBytes {
+		return
+	}
+	if last := len(a.free) - 1; last >= 0 && a.free[last].to == len(a.mem) {
+		a.giveBack(max(a.free[last].from, a.top-above))
+	}
+}
+
+// giveBack returns the memory behind n bytes to the system, as far as it can.
+func (a *Arena) giveBack(n int) {
+	if n < a.top {
+		a.top = a.pages.GiveBack(a.from+n, a.from+a.top) - a.from
+		a.used = min(a.used, a.top)
 	}
 }

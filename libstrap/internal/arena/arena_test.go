@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/pages"
@@ -303,5 +306,67 @@ func TestMemoryThatNoRegionUsedIsGivenBack(t *testing.T) {
 	clear(large.Buf)
 	if taken, _, _ := a.Usage(); taken != 15*mib {
 		t.Errorf("%d bytes are taken, not those of the regions", taken)
+	}
+}
+
+// The bytes beside regions take the place of memory at the end, which is there again when they are gone. Also
+// that of a file, whose room on the disk shrinks and grows.
+func TestBytesBesideRegionsAreNotTakenTwice(t *testing.T) {
+	const mib = 1 << 20
+	f, err := os.Create(filepath.Join(t.TempDir(), "ring"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(33 * mib); err != nil {
+		t.Fatal(err)
+	}
+	memory := map[string]func() (*pages.Memory, error){
+		"memory": func() (*pages.Memory, error) { return pages.Map(33 * mib) },
+		"a file": func() (*pages.Memory, error) { return pages.MapFile(f, 33*mib) },
+	}
+	for name, get := range memory {
+		t.Run(name, func(t *testing.T) {
+			m, err := get()
+			if errors.Is(err, errors.ErrUnsupported) {
+				t.Skip(err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			m.Touch(len(m.Bytes))
+			a := On(m, mib)
+			defer a.Close()
+			var live []Region
+			for ok := true; ok; {
+				var r Region
+				if r, ok, err = a.TryAlloc(1000, 3000, 0); err != nil {
+					t.Fatal(err)
+				}
+				live = append(live, r)
+				for i := range r.Buf {
+					r.Buf[i] = byte(len(live))
+				}
+				if taken, _, _ := a.Usage(); taken+a.beside > 32*mib+2*trimBytes {
+					t.Fatalf("%d bytes are taken, and %d beside them", taken, a.beside)
+				}
+			}
+			if taken, _, _ := a.Usage(); taken > 12*mib {
+				t.Errorf("%d bytes are taken", taken)
+			}
+			var of syscall.Stat_t
+			if err := syscall.Fstat(int(f.Fd()), &of); err != nil {
+				t.Fatal(err)
+			}
+			if name == "a file" && of.Blocks*512 > 13*mib {
+				t.Errorf("the file takes %d bytes on the disk", of.Blocks*512)
+			}
+			for i, r := range live {
+				if bytes.Count(r.Buf, []byte{byte(i + 1)}) != len(r.Buf) {
+					t.Fatalf("region %d has other bytes", i)
+				}
+				a.Free(r)
+			}
+			clear(mustAlloc(t, a, 32*mib).Buf)
+		})
 	}
 }

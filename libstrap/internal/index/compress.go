@@ -17,7 +17,7 @@ const (
 	leastCompressed = 4 << 10
 	zstdCodec       = 1  // Message.fbs, CompressionType
 	notCompressed   = -1 // in place of a length
-	// maxBatch is the most bytes that the buffers of a compressed batch may decompress to. maxPending
+	// maxBatch is the most bytes that the buffers of a compressed batch may decompress to. maxRows
 	// rows with maxText, maxPendingText and 64 dimensions have no more.
 	maxBatch = 128 << 20
 )

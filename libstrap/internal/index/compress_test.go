@@ -200,7 +200,7 @@ func TestWhatABufferDecompressesToIsBounded(t *testing.T) {
 	// A claim of many rows.
 	b := bytes.Clone(whole)
 	place := bytes.Index(b[at:at+head], binary.LittleEndian.AppendUint64(nil, 240))
-	binary.LittleEndian.PutUint64(b[at+place:], maxPending+1)
+	binary.LittleEndian.PutUint64(b[at+place:], maxRows+1)
 	if f, bad := parse(held(b), &memory.Budget{}); bad != nil || f.NumRows() != 0 || !strings.Contains(f.Problem, "claims 65537 rows") {
 		t.Errorf("%v, %+v", bad, f)
 	}

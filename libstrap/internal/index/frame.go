@@ -247,7 +247,7 @@ func (m message) batch(version int, r *room) (*batch, *fault) {
 		if version < firstCompressed || codec != zstdCodec || method != 0 {
 			return nil, wrong("a record batch is compressed as version %d is not (codec %d, method %d)", version, codec, method)
 		}
-		d.compressed, d.left, most = true, maxBatch, maxPending
+		d.compressed, d.left, most = true, maxBatch, maxRows
 	}
 	if rows < 0 || rows > most {
 		return nil, wrong("a record batch claims %d rows in %d bytes", rows, len(m.body))

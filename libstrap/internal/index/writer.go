@@ -22,8 +22,11 @@ import (
 )
 
 const (
-	// maxPending is the most rows that wait for Flush. Append flushes before it adds one more.
-	maxPending = 1 << 16
+	// maxPending is the most rows that wait for Flush. Append flushes before it adds one more. A batch of so
+	// many rows takes some MB while it is made.
+	maxPending = 1 << 13
+	// maxRows is the most rows of a compressed batch. Earlier versions wrote so many.
+	maxRows = 1 << 16
 	// maxPendingText is the most bytes of text in the waiting rows. A single row may have more.
 	maxPendingText = 4 << 20
 	// maxText is the most bytes of text in one row. The rows of a capture have far less.

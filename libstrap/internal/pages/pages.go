@@ -23,9 +23,9 @@ const (
 // use.
 type Memory struct {
 	Bytes []byte
-	all   []byte // aligned; Bytes are the first bytes of it
-	whole []byte // the whole mapping
-	file  bool   // the pages are those of a file
+	all   []byte   // aligned; Bytes are the first bytes of it
+	whole []byte   // the whole mapping
+	file  *os.File // has the pages; nil: no file has
 }
 
 var kept struct {
@@ -59,7 +59,7 @@ func MapFile(f *os.File, n int) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Memory{Bytes: all, all: all, whole: all, file: true}, nil
+	return &Memory{Bytes: all, all: all, whole: all, file: f}, nil
 }
 
 // Touch makes the system provide the pages of the first n bytes. Nothing must have been written to them.
@@ -75,19 +75,38 @@ func (m *Memory) Touch(n int) {
 
 // GiveBack lets the system take the pages behind the first n bytes up to touched, the end of those that were
 // touched, as far as no huge page has some of the first. It returns the new end. Nothing must be in those
-// pages. The addresses stay mapped, and the system provides new pages at the next access. The pages of a
-// file stay.
+// pages. The addresses stay mapped, and the system provides new pages at the next access, or of a file when
+// Provide asks for them. A system or file system that cannot do this leaves the pages.
 func (m *Memory) GiveBack(n, touched int) (end int) {
-	end = (n + hugePage - 1) / hugePage * hugePage
-	if m.file || end >= touched || !drop(m.Bytes[end:]) {
+	end = wholePages(n)
+	if end >= touched {
+		return touched
+	}
+	if m.file != nil && !punch(m.file, end, len(m.Bytes)) || m.file == nil && !drop(m.Bytes[end:]) {
 		return touched
 	}
 	return end
 }
 
+// Provide makes sure that the first n bytes can be accessed, of which the first touched can already. It
+// returns the new end of those, or false if the file system of a file has no room.
+func (m *Memory) Provide(touched, n int) (end int, ok bool) {
+	if n <= touched {
+		return touched, true
+	}
+	if m.file == nil {
+		return n, true
+	}
+	end = min(wholePages(n), len(m.Bytes))
+	return end, reserve(m.file, touched, end)
+}
+
+// wholePages rounds n up to whole huge pages.
+func wholePages(n int) int { return (n + hugePage - 1) / hugePage * hugePage }
+
 // Release keeps or unmaps the memory. used is the end of the bytes that were touched.
 func (m *Memory) Release(used int) {
-	if used == 0 || m.file || !relinquish(m.all, min((used+hugePage-1)/hugePage*hugePage, keepBytes)) {
+	if used == 0 || m.file != nil || !relinquish(m.all, min(wholePages(used), keepBytes)) {
 		unmapPages(m.whole)
 		return
 	}

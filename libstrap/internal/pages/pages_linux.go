@@ -60,6 +60,23 @@ func relinquish(b []byte, n int) bool {
 // drop lets the system take whole pages now.
 func drop(b []byte) bool { return syscall.Madvise(b, syscall.MADV_DONTNEED) == nil }
 
+// punch lets the system take whole pages of a file, from one offset to another. The file keeps its length.
+func punch(f *os.File, from, to int) bool {
+	return fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to)
+}
+
+// reserve gives a file room on its file system, from one offset to another.
+func reserve(f *os.File, from, to int) bool { return fallocate(f, unix.FALLOC_FL_KEEP_SIZE, from, to) }
+
+func fallocate(f *os.File, mode uint32, from, to int) bool {
+	for {
+		err := unix.Fallocate(int(f.Fd()), mode, int64(from), int64(to-from))
+		if err != unix.EINTR { //nolint:errorlint // a call of the system returns it as it is
+			return err == nil
+		}
+	}
+}
+
 // addressesCount reports whether there is a limit on mapped memory, touched or not.
 func addressesCount() bool {
 	var most unix.Rlimit

@@ -17,8 +17,10 @@ func mapPages(n int) (whole, all []byte, err error) {
 
 func mapFile(*os.File, int) ([]byte, error) { return nil, syscall.ENOTSUP }
 
-// relinquish, drop and populate work on Linux alone.
+// What follows works on Linux alone.
 
-func relinquish([]byte, int) bool { return false }
-func drop([]byte) bool            { return false }
-func populate([]byte) bool        { return false }
+func relinquish([]byte, int) bool     { return false }
+func drop([]byte) bool                { return false }
+func populate([]byte) bool            { return false }
+func punch(*os.File, int, int) bool   { return false }
+func reserve(*os.File, int, int) bool { return false }

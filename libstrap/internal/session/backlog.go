@@ -3,7 +3,6 @@
 package session
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
@@ -48,6 +47,7 @@ func (o *Options) backlogBytes() int64 {
 type backlog struct {
 	yields  bool
 	helped  bool          // callers make packets when many wait, and the workers rest on
+	began   time.Time     // what entry.came counts from
 	high    int64         // so many bytes are many
 	longest time.Duration // that a packet may wait
 	idle    time.Duration // without a packet until the workers work
@@ -69,7 +69,7 @@ type backlog struct {
 
 func newBacklog(yields, helped bool, high int64) *backlog {
 	b := &backlog{
-		yields: yields, helped: helped, high: high, longest: longestWait, idle: idleAfter,
+		yields: yields, helped: helped, began: time.Now(), high: high, longest: longestWait, idle: idleAfter,
 		drained: make(chan struct{}), more: func() bool { return false },
 	}
 	if helped {
@@ -105,7 +105,7 @@ func (b *backlog) Push(it *entry) pushed {
 		return pushed{}
 	}
 	b.last = time.Now()
-	it.came = b.last
+	it.came = b.last.Sub(b.began)
 	if b.timer == nil {
 		b.timer = time.AfterFunc(b.idle, b.tick)
 	}
@@ -217,9 +217,9 @@ func (b *backlog) PopAlike(of *entry) *entry {
 	defer b.mu.Unlock()
 	for i, it := range b.waits[:min(b.waiting(), alikeWithin)] {
 		if it.alike(of) {
-			b.waits = slices.Delete(b.waits, i, i+1)
-			b.active++
-			b.queued -= it.staged()
+			copy(b.waits[1:], b.waits[:i]) // those before it, which are few; there may be many behind it
+			b.waits[0] = it
+			it, _ = b.pop()
 			return it
 		}
 	}
@@ -265,7 +265,7 @@ func (b *backlog) Waiting() int64 {
 }
 
 // oldest returns when the first of the packets that wait came.
-func (b *backlog) oldest() time.Time { return b.waits[0].came }
+func (b *backlog) oldest() time.Time { return b.began.Add(b.waits[0].came) }
 
 func (b *backlog) waiting() int { return len(b.waits) }
 

@@ -154,7 +154,7 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	taken := worker(b)
 	b.Push(packet(1))
 	b.mu.Lock()
-	b.waits[0].came = time.Now().Add(-longestWait)
+	b.waits[0].came = time.Since(b.began) - longestWait
 	b.mu.Unlock()
 	if b.Push(packet(1)).much {
 		t.Error("the caller was told to wait")
@@ -240,4 +240,32 @@ func TestTheDeadlineOutlivesAWait(t *testing.T) {
 	defer c.stop()
 	soon(t, c.Done())
 	soon(t, c.Done())
+}
+
+// The packets before a repeated one, and those behind it, keep their order.
+func TestARepeatedPacketLeavesTheOthersInOrder(t *testing.T) {
+	b := newBacklog(false, false, 100)
+	defer b.Close()
+	first := packet(1000)
+	first.source = 10
+	all := []*entry{packet(1000), packet(1000), packet(1000), packet(1000)}
+	for i, it := range all {
+		it.source, it.region.Buf[wire.HeaderSize] = 10, byte(i+1)
+	}
+	first.region.Buf[wire.HeaderSize] = 3 // as all[2]
+	for _, it := range all {
+		b.Push(it)
+	}
+	if again := b.PopAlike(first); again != all[2] {
+		t.Fatal("the repeated packet is not found")
+	}
+	for _, want := range []*entry{all[0], all[1], all[3]} {
+		if it, _ := b.TryPop(); it != want {
+			t.Fatal("another packet comes next")
+		}
+	}
+	b.Done(4, b.Waiting())
+	if n := b.Packets(); n != 0 || b.queued != 0 {
+		t.Errorf("%d packets of %d bytes are left", n, b.queued)
+	}
 }

@@ -67,12 +67,12 @@ func newEntries(rank int32) *entries {
 func (p *entries) get(is entryKind, from *origin, t *Tensor) *entry {
 	it := p.Get().(*entry)
 	it.is = is
-	it.shape = append(it.shape[:0], t.Shape...)
+	shape := append(it.row.Shape[:0], t.Shape...)
 	it.row = wire.Row{
 		Offset: -1, Parts: 1,
 		Model: from.layer.model, Layer: from.layer.name, Path: from.layer.path, Request: from.request,
 		Call: t.Call, Step: t.Step, Token: t.Token, Rank: p.rank, Thread: t.Thread,
-		Shape: it.shape, Codec: codec.None.String(),
+		Shape: shape, Codec: codec.None.String(),
 		Transform: t.Transform, Parameters: t.Parameters,
 		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
 	}

@@ -20,8 +20,8 @@ const (
 	// too.
 	rowCost = 768
 
-	// keptCost is rowCost of a packet that a ring keeps: its entry, its shape and its place in the step. They
-	// count twice, because the heap of Go grows to twice what is alive.
+	// keptCost is rowCost of a packet that a ring keeps: its entry of 512 bytes, its shape and its places in the
+	// step and, during a dump, in two queues. They count twice, because the heap of Go grows to twice what is alive.
 	keptCost = 2 * 640
 )
 
@@ -40,33 +40,34 @@ const (
 
 // entry is one entry of the order. The caller of Enqueue or Note fills it in, a worker or helper
 // makes the packet, and the sink brings it to the file.
+//
+// A ring keeps many entries, so the order of the fields leaves no gaps; see keptCost.
 type entry struct {
-	is    entryKind
-	row   wire.Row
-	shape []int64  // backs row.Shape
-	next  *segment // of a rollEntry; nil: the entries behind it wait in the ring
+	is       entryKind
+	kind     codec.Kind  // of a packet's payload
+	isCopied bool        // of an entry in the ring: its elements are in the region
+	givenUp  bool        // of an entry in the ring: whoever copies its elements frees it
+	made     atomic.Bool // of a packet: a worker or helper has made it, or has failed
+	row      wire.Row
+	next     *segment // of a rollEntry; nil: the entries behind it wait in the ring
 
 	// Of an entry in the ring.
-	kept     *keptStep // nil: it is not there, or no longer
-	number   uint64    // by when it came
-	first    uint64    // the number of the first entry of its step
-	isCopied bool      // its elements are in the region
-	givenUp  bool      // whoever copies its elements frees it
-	record   int       // bytes in front of the packet for its record in the ring file; 0: there is no file
+	kept   *keptStep // nil: it is not there, or no longer
+	number uint64    // by when it came
+	first  uint64    // the number of the first entry of its step
+	record int       // bytes in front of the packet for its record in the ring file; 0: there is no file
 
 	// Of a packet.
 	layer     *layer
 	name      string
-	kind      codec.Kind   // of the payload
-	region    arena.Region // holds the elements, then the packet
-	source    int          // bytes of elements; see elements
-	front     int          // bytes between the packet's name and its elements, for the codec
-	out       []byte       // the finished packet, in the region
-	err       error        // why there is none
-	made      atomic.Bool  // a worker or helper has made it, or has failed
-	came      time.Time    // when it came to the backlog
-	feed      *feed        // of a streamEntry
-	converted codec.Stats  // the loss of its values by conversion to float16 and by rounding
+	region    arena.Region  // holds the elements, then the packet
+	source    int           // bytes of elements; see elements
+	front     int           // bytes between the packet's name and its elements, for the codec
+	out       []byte        // the finished packet, in the region
+	err       error         // why there is none
+	came      time.Duration // when it came to the backlog; see backlog.began
+	feed      *feed         // of a streamEntry
+	converted codec.Stats   // the loss of its values by conversion to float16 and by rounding
 }
 
 // keptStep is a step of the ring.

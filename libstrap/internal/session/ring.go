@@ -249,7 +249,7 @@ func (g *ring) dropOldest() {
 func (g *ring) recycle(it *entry) {
 	it.erase()
 	g.arena.Free(it.region)
-	*it = entry{shape: it.shape}
+	*it = entry{row: wire.Row{Shape: it.row.Shape[:0]}} // its memory is used again
 	g.entries.Put(it)
 }
 
@@ -294,7 +294,12 @@ func (g *ring) endDump() error {
 }
 
 // taken empties the ring, and returns its entries in the order in which they came.
-func (g *ring) taken() (all []*entry) {
+func (g *ring) taken() []*entry {
+	n := 0
+	for _, of := range g.steps {
+		n += len(of.entries)
+	}
+	all := make([]*entry, 0, n)
 	for _, of := range g.steps {
 		all = append(all, of.entries...)
 	}

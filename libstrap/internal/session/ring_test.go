@@ -8,13 +8,17 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/filelimit"
@@ -695,4 +699,53 @@ func TestTinyTensorsTakeNoMoreThanTheLimit(t *testing.T) {
 	if all := int64(st.MemoryBytes) + 2*heap; all > o.MaxMemory+2<<20 { // the arena has whole huge pages
 		t.Errorf("%d bytes are taken of %d", all, o.MaxMemory)
 	}
+}
+
+// The memory of a ring is bounded also for tensors that are smaller than their bookkeeping, and while a dump
+// is written. In a ring file their bookkeeping takes the place of a part of the file.
+func TestTinyTensorsTakeTheMemoryOfARing(t *testing.T) {
+	if testing.Short() || runtime.GOOS != "linux" {
+		t.Skip("measures the memory of the process by the counters of Linux")
+	}
+	for _, file := range []string{"", filepath.Join(t.TempDir(), "ring")} {
+		t.Run(map[bool]string{true: "in memory", false: "in a file"}[file == ""], func(t *testing.T) {
+			o := ringOptions(codec.LZ4)
+			o.MaxMemory, o.RingFile = 100e6, file
+			debug.FreeOSMemory()
+			if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
+				t.Skip(err) // VmHWM is not that of this test
+			}
+			before := kilobytes(t, "VmRSS")
+			s := openRing(t, o)
+			layers, steps := layersOf(t, s, 40), int64(0)
+			for ; s.Stats().Ring.GoneSteps < 500; steps++ {
+				runStep(t, s, layers, steps, 64)
+			}
+			full := kilobytes(t, "VmRSS") - before
+			beginDump(t, s, filepath.Join(t.TempDir(), "dump"))
+			runStep(t, s, layers, steps, 64)
+			endDump(t, s)
+			peak := kilobytes(t, "VmHWM") - before
+			if full > 100e3 || peak > 180e3 {
+				t.Errorf("a ring of 100 MB takes %d kB when it is full, and up to %d kB", full, peak)
+			}
+		})
+	}
+	if n := unsafe.Sizeof(entry{}); n > 512 {
+		t.Errorf("an entry takes %d bytes, more than keptCost counts", n)
+	}
+}
+
+// kilobytes reads a field of /proc/self/status.
+func kilobytes(t *testing.T, field string) (n int) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), field+":")
+	if _, err := fmt.Sscan(rest, &n); err != nil {
+		t.Fatalf("%s: %v", field, err)
+	}
+	return n
 }

@@ -440,7 +440,7 @@ func (k *sink) recycle(it *entry) {
 	if it.region.Buf != nil {
 		k.arena.Free(it.region)
 	}
-	*it = entry{shape: it.shape}
+	*it = entry{row: wire.Row{Shape: it.row.Shape[:0]}} // its memory is used again
 	k.entries.Put(it)
 }
 
