@@ -34,18 +34,23 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "model_type", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES)]
+    ("model_type", "backend"),
+    [
+        *((name, "aot_eager") for name in TYPES),
+        *(pytest.param(name, "aot_eager", marks=pytest.mark.slow) for name in MORE_TYPES),
+        *(pytest.param(name, "inductor", marks=pytest.mark.slow) for name in (*TYPES, *MORE_TYPES)),
+    ],
 )
-def test_a_capture_has_what_a_twin_returns_from_compiled_code(model_type, tmp_path):
+def test_a_capture_has_what_a_twin_returns_from_compiled_code(model_type, backend, tmp_path):
     """The twin's own hooks are compiled, so that its code returns what its modules return."""
     tiny, twin = make(model_type), make(model_type)
     inputs = tiny.inputs()
     with torch.no_grad():
         with watching(twin.model) as seen:
             torch.manual_seed(0)
-            torch.compile(twin.model, backend="aot_eager")(**inputs)
+            torch.compile(twin.model, backend=backend)(**inputs)
         torch._dynamo.reset()
-        compiled = torch.compile(tiny.model, backend="aot_eager")
+        compiled = torch.compile(tiny.model, backend=backend)
         config = LOSSLESS.with_compiled("inside")
         torch.manual_seed(0)
         with capture_activations(compiled, tmp_path / "run.stream", config=config):

@@ -17,9 +17,9 @@ from ..core.hooking.eager import run_eagerly
 from ..core.outputs import replace_tensor
 from ..core.scope import Scope, scoped
 from ..errors import InvalidArgumentError, StrapError, UnsupportedError
-from ._additions import Additions, Together
 from .edits import Call, Edit
 from .experts import Experts
+from .running.additions import Additions, Together
 from .running.forwards import Forwards
 from .running.places import Places
 from .running.spots import Spot, resolve

@@ -15,10 +15,10 @@ from ...core.tensors.capture_state import INPUT
 from ...core.tensors.model_layouts import layouts_of
 from ...core.tensors.modules import adapter_advice, has_forward, original_name
 from ...errors import InvalidArgumentError, UnsupportedError
-from .._additions import layers_of, scope_of
 from ..experts import Experts, experts_of
 from ..heads import attention_heads
 from ..sites import Side, Site
+from .additions import layers_of, scope_of
 
 __all__ = ["Spot", "resolve"]
 

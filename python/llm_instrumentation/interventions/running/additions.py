@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..core.calls.own_hook import OwnHook
-from ..core.outputs import walk_output
-from ..core.tensors.modules import has_forward, original_name
-from ..errors import UnsupportedError
+from ...core.calls.own_hook import OwnHook
+from ...core.outputs import walk_output
+from ...core.tensors.modules import has_forward, original_name
+from ...errors import UnsupportedError
 
 __all__ = ["Additions", "Change", "Together", "layers_of", "scope_of"]
 
