@@ -78,6 +78,27 @@ def test_json_has_the_circuit_with_exact_effects(model, capsys):
     assert record["notes"]["edges of the model"] > 6
 
 
+def test_experts_and_norms_behind_blocks_are_chosen(model, tmp_path, capsys):
+    """FlexOlmo has both."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    torch.manual_seed(0)
+    transformers.FlexOlmoForCausalLM(
+        transformers.FlexOlmoConfig(
+            vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2,
+            pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    code, said, error = strap(
+        capsys, "circuit", tmp_path, *TEXTS, "--tokenizer", model, "--top-k", 400, "--experts",
+        "--post-norms", "linear", "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    record = json.loads(said)
+    assert {"m0.e0", "m1.e3"} <= {node["id"] for node in record["nodes"]}
+    assert "linear" in record["method"] and "post-norm errors" in record["notes"]
+
+
 @pytest.mark.parametrize("metric", ["cross-entropy", "kl-divergence"])
 def test_pairs_of_a_file_and_other_metrics(model, tmp_path, capsys, metric):
     pairs = tmp_path / "pairs.jsonl"
@@ -103,6 +124,7 @@ def test_pairs_of_a_file_and_other_metrics(model, tmp_path, capsys, metric):
         ([*TEXTS, "--pairs", "x.jsonl"], 2, "--pairs has all texts: leave out --clean"),
         (["--pairs", "missing.jsonl"], 5, "there is no such file"),
         ([*TEXTS, "--out", "circuit.png"], 2, "the name ends in .html"),
+        ([*TEXTS, "--experts"], 2, "GPT2LMHeadModel has no experts"),
         ([*TEXTS, "--all", "all.html"], 2, "the name ends in .json"),
         ([*TEXTS, "--out", "a.html", "--top-k", 301], 2, "shows at most 300 edges"),
     ],

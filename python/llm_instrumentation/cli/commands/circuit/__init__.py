@@ -18,6 +18,7 @@ from .texts import columns_of
 
 if TYPE_CHECKING:
     from ....analysis.causal_graph import CausalGraph, Edge
+    from ....interventions.decoders import PostNorms
     from ....interventions.metrics import Metric
     from ....interventions.prompts import Positions, Prompts
 
@@ -28,6 +29,12 @@ _KEPT = 100_000  # edges at positions that --all writes
 _FILES = (".json", ".graphml", ".dot", ".gv")
 
 app = typer.Typer()
+
+
+class NormChoice(str, Enum):
+    RECOMPUTED = "recomputed"
+    LINEAR = "linear"
+    FROZEN = "frozen"
 
 
 class CircuitMetric(str, Enum):
@@ -67,6 +74,12 @@ def circuit(
     each_position: Annotated[
         bool, typer.Option("--each-position", help="Tell edges apart by the tokens they join.")
     ] = False,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Each expert of a mixture is a node.")
+    ] = False,
+    post_norms: Annotated[
+        NormChoice, typer.Option("--post-norms", help="How a change passes a norm behind heads.")
+    ] = NormChoice.RECOMPUTED,
     exact: Annotated[
         bool, typer.Option("--exact", help="Measure these edges by patching, too.")
     ] = False,
@@ -96,7 +109,8 @@ def circuit(
     measured = _metric(metric.value, network, prompts, batch_size)
     graph, found = _measured(
         network, prompts, measured, steps or None, top_k, exact,
-        "each" if each_position else None, batch_size,
+        post_norms.value, batch_size=batch_size, experts=experts,
+        positions="each" if each_position else None,
     )  # fmt: skip
     if every is not None:
         save_graph(graph, every)
@@ -116,15 +130,17 @@ def circuit(
 
 def _measured(
     network: Any, prompts: Prompts, metric: Metric, steps: int | None, top_k: int, exact: bool,
-    positions: Positions, batch_size: int,
+    post_norms: PostNorms, *, batch_size: int, positions: Positions, experts: bool,
 ) -> tuple[CausalGraph, CausalGraph]:  # fmt: skip
     """The graph of all edges, or at positions of the largest, and the circuit."""
     from ....interventions.circuits import run_circuit
     from ....interventions.edges import edge_attribution, edge_patching
 
-    common: Any = {"batch_size": batch_size, "positions": positions}
+    common: Any = {"batch_size": batch_size, "positions": positions, "experts": experts}
     kept = None if positions is None else max(top_k, _KEPT)
-    graph = edge_attribution(network, prompts, metric, steps=steps, top_k=kept, **common)
+    graph = edge_attribution(
+        network, prompts, metric, steps=steps, top_k=kept, post_norms=post_norms, **common
+    )
     found = graph.pruned(top_k=top_k)
     if exact and found.edges:
         found = edge_patching(network, prompts, metric, found, **common)
