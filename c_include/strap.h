@@ -199,9 +199,14 @@ typedef struct strap_open_options {
                                 does for its age */
   const char *ring_file;     /* with a ring: a new file that the staging memory lies in, so that the
                                 last steps outlive a process that is killed: see
-                                strap_salvage_ring. A path on tmpfs, such as /dev/shm, costs as
-                                much as memory; to a disk the kernel writes all the time. The end
-                                of the session removes the file. NULL: none */
+                                strap_salvage_ring. strap_open reserves room on its file
+                                system for the whole staging memory. The bookkeeping of tensors is
+                                a part of that memory, and lies in the process. So the end of the
+                                file becomes a hole when many tiny tensors are kept. The room of
+                                the hole is reserved again when larger tensors need it. While the
+                                file system is full, the oldest step gives way instead. A path on tmpfs, such as
+                                /dev/shm, costs as much as memory; to a disk the kernel writes all
+                                the time. The end of the session removes the file. NULL: none */
   double ring_outlier;       /* strap_alarm finds outliers: tensors of a ring whose largest magnitude
                                 is above so many times the usual one of their layer, see there. Above
                                 1; 0: it finds none */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "llama
 from gguf_file import WORDS, llama_keys, write_gguf
 
 
-def write_llama(path: Path, layers: int = 2, width: int = 64, positions: int = 512) -> None:
-    """Writes a float32 Llama with four heads; its feed-forward layers are twice as wide."""
-    write_gguf(path, llama_keys(layers, width, positions), _tensors(layers, width))
+def write_llama(
+    path: Path,
+    layers: int = 2,
+    width: int = 64,
+    positions: int = 512,
+    change: Callable[[dict[str, npt.NDArray[np.float32]]], None] = lambda tensors: None,
+) -> None:
+    """Writes a float32 Llama with four heads; its feed-forward layers are twice as wide.
+
+    `change` may change the tensors, which it gets by their names in the file.
+    """
+    tensors = _tensors(layers, width)
+    change(tensors)
+    write_gguf(path, llama_keys(layers, width, positions), tensors)
 
 
 def weight_bytes(layers: int = 2, width: int = 64) -> int:

@@ -297,6 +297,7 @@ struct Options {
   std::string model, stream, prompt;
   int new_tokens = 8;
   int context = 0;  // positions; 0: as many as prompt and new tokens take
+  int threads = 0;  // 0: as many as llama.cpp chooses
   std::uint64_t memory_bytes = 256 << 20;
   std::string flight_recorder, ring_file;  // "": none
   int steps = 0;                           // 0: as many as the memory holds
@@ -333,6 +334,8 @@ Options parse(int argc, char** argv) {
       given.new_tokens = number(option, value);
     } else if (option == "--context") {
       given.context = number(option, value);
+    } else if (option == "--threads") {
+      given.threads = number(option, value);
     } else if (option == "--memory-mb") {
       given.memory_bytes = static_cast<std::uint64_t>(number(option, value)) * 1000 * 1000;
     } else if (option == "--flight-recorder") {
@@ -427,6 +430,7 @@ void run(const Options& given) {
   parameters.n_ctx = given.context ? given.context : parameters.n_batch;
   parameters.type_k = parameters.type_v = given.cache_type;
   parameters.flash_attn_type = given.flash_attn;
+  if (given.threads) parameters.n_threads = parameters.n_threads_batch = given.threads;
   parameters.cb_eval = Capture::evaluated;
   parameters.cb_eval_user_data = &capture;
   llama_context* context = llama_init_from_model(model, parameters);

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import prepared
 import pytest
 from gguf_model import write_llama
 from llm_instrumentation import ActivationReader
+from llm_instrumentation.analysis.blame import blame
+from llm_instrumentation.analysis.salvage import salvage_ring
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -162,7 +168,7 @@ def test_llama_cpp_gives_tensors_with_strides(capture, tmp_path):
     names = "cache_v_l0 (view),cache_v_l0 (view) (permuted)"
     run(
         capture, capture.with_name("tiny.gguf"), "a.stream", "Swifts", "--new", "2", "--tensors",
-        names, cwd=tmp_path,
+        names, "--threads", "1", cwd=tmp_path,
     )  # fmt: skip
     with ActivationReader(tmp_path / "a.stream") as reader:
         # llama.cpp gives the name "cache_v_l0 (view)" to its store first, then to the view.
@@ -178,7 +184,7 @@ def test_llama_cpp_gives_tensors_with_strides(capture, tmp_path):
 def test_llama_cpp_leaves_quantised_tensors_out_and_counts_them(capture, tmp_path):
     said = run(
         capture, capture.with_name("tiny.gguf"), "a.stream", "Swifts", "--new", "3", "--tensors",
-        "cache_k_l1 (view),l_out", "--cache-type", "q8_0", cwd=tmp_path,
+        "cache_k_l1 (view),l_out", "--cache-type", "q8_0", "--threads", "1", cwd=tmp_path,
     )  # fmt: skip
     with ActivationReader(tmp_path / "a.stream") as reader:
         assert reader.layers == ("l_out-0", "l_out-1")
@@ -198,3 +204,83 @@ def test_llama_cpp_with_a_file_that_is_no_model(capture, tmp_path):
     )
     assert done.returncode == 1
     assert "no.gguf is no model that llama.cpp can load" in done.stderr
+
+
+FLIGHT = (
+    "--flight-recorder", "flight", "--tensors", "ffn_norm,ffn_out,l_out", "--threads", "1",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_a_flight_recorder_of_llama_cpp_keeps_the_step_that_broke(capture, tmp_path):
+    write_llama(tmp_path / "broken.gguf", width=128, change=plant_nan)
+    said = run(capture, "broken.gguf", "Swifts", *FLIGHT, "--new", "5", cwd=tmp_path)
+    (dump,) = (tmp_path / "flight").glob("*.stream")  # later steps read the NaN in the cache
+    assert dump.name == "dump-000001.stream"
+    assert "kept 4 steps from step 1 on" in said and "1 dumps, 4 held back" in said
+
+    first = blame(dump, progress=False).first
+    assert (first.layer, first.step, first.element) == ("ffn_out-1", 0, 5)
+    with ActivationReader(dump) as reader:
+        assert reader.steps == (0,) and not reader.missing
+        for name in ("ffn_norm-0", "ffn_out-0", "l_out-0", "ffn_norm-1"):
+            assert np.isfinite(reader[name].at(step=0).to_numpy()).all(), name
+        bad = np.isnan(reader["ffn_out-1"].at(step=0).to_numpy())
+        assert bad[:, 5].all() and bad.sum() == len(bad), "the row of the weight, at each token"
+
+
+def plant_nan(tensors: dict[str, np.ndarray]) -> None:
+    tensors["blk.1.ffn_down.weight"][5, 17] = np.nan
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_a_flight_recorder_of_llama_cpp_writes_nothing_in_a_healthy_run(capture, tmp_path):
+    said = run(
+        capture, capture.with_name("tiny.gguf"), "Swifts", *FLIGHT, "--new", "5", "--steps", "3",
+        "--ring-file", "ring", cwd=tmp_path,
+    )  # fmt: skip
+    assert "kept 3 steps from step 2 on" in said
+    assert "2 older ones gave way; 0 dumps, 0 held back; 0 tensors found no room" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_a_flight_recorder_of_llama_cpp_writes_when_it_is_asked(capture, tmp_path):
+    """SIGUSR1 writes a dump. The last steps behind the dump outlive a kill, in the ring file."""
+    with subprocess.Popen(
+        [
+            capture, capture.with_name("tiny.gguf"), "Swifts", *FLIGHT, "--steps", "8",
+            "--ring-file", "ring", "--new", "50000",
+        ],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    ) as host:  # fmt: skip
+        try:
+            told = until("the last steps are in memory", host.stderr)
+            assert f"kill -USR1 {host.pid} writes them" in told
+            host.send_signal(signal.SIGUSR1)
+            told = until("SIGUSR1", host.stderr)
+        finally:
+            host.kill()
+    steps, oldest = map(int, re.search(r"has (\d) steps, from step (\d+) on", told).groups())
+    last = oldest + steps - 1
+    with ActivationReader(tmp_path / "flight" / "dump-000001.stream") as reader:
+        assert reader.steps == tuple(range(oldest, last + 1))
+        assert reader["l_out-1"].at(step=last).shape == (10 if last == 0 else 1, 128)
+    report = salvage_ring(tmp_path / "ring", tmp_path / "last.stream", progress=False)
+    assert report.pid == host.pid and not report.problem
+    behind = [one.step for one in report.steps]
+    assert len(behind) <= 8 and all(step > last for step in behind)
+    assert all(b == a + 1 for a, b in itertools.pairwise(behind))
+
+
+def until(text: str, lines: Iterable[str]) -> str:
+    """The next line that has a text. A program that ends without it fails the test."""
+    before = []
+    for line in lines:
+        if text in line:
+            return line
+        before.append(line)
+    raise AssertionError("".join(before))

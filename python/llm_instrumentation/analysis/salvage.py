@@ -215,9 +215,10 @@ def salvage_ring(
     """Writes the last steps in the ring file of a killed process to a new stream with an index.
 
     See `ring_file` of :class:`.FlightRecorder`. Packets that were being copied when the process
-    ended are left out. The index notes which steps are not whole, and why. Token ids and labels
-    were in the memory of the process: the new stream has no calls file. Requests, and the number
-    of tokens at each step, are there. The ring file is not changed: remove it afterwards.
+    ended are left out. The index notes which steps are not whole, and why. Token ids, labels
+    and sites were in the memory of the process: the new stream has no calls file. Requests, and
+    the number of tokens at each step, are there. The ring file is not changed: remove it
+    afterwards.
 
     Args:
         path: the ring file.
