@@ -28,11 +28,49 @@ TEXTS = [
     "She tuned the cello twice, because the hall was cold and the strings kept slipping.",
 ]
 NAMES = ["birds.txt", "lichens.txt", "music.txt"]
-# For each picture the colours of the page and its view.
+# The texts of the picture of a unit.
+MORE_TEXTS = [
+    "Swifts sleep on the wing, a mile above the sleeping town.",
+    "She tuned the cello twice, because the hall was cold and the strings kept slipping.",
+    "The ferry leaves at noon and reaches the island before dark.",
+    "Salt the water before the pasta goes in.",
+    "A heron stands in the shallow water and waits for a careless fish.",
+    "The choir sang the second verse without the organ.",
+    "Passengers change at the second station, where the line divides.",
+    "Her soup was thick with beans, garlic and the last tomatoes.",
+    "Geese cross the valley in a long line each October.",
+    "He plays the violin in the kitchen while the bread is baking.",
+    "Our train waited outside the tunnel for an hour.",
+    "Bake the loaf on a hot stone until it sounds hollow.",
+    "The owl hears a mouse under the snow and drops without a sound.",
+    "A slow drum opened the dance, and the flutes came in behind it.",
+    "The bus to the harbour was full, so we walked along the canal.",
+    "We ate plums and cheese on the steps of the museum.",
+    "Two crows carried twigs to the tall pine behind the school.",
+    "The pianist lost her place, smiled, and began the sonata again.",
+    "A pilot turned back over the mountains because of the fog.",
+    "The cook sharpened three knives and sliced the onions thin.",
+    "Starlings turn over the reeds like smoke before they settle.",
+    "Old men whistled the tune that the band had played at noon.",
+    "The captain asked for more coal and a new map of the coast.",
+    "Sugar burns quickly, so stir the pan and do not look away.",
+    "A robin defends its small garden against every other robin.",
+    "The trumpet is too loud for this room, so he closed the door.",
+    "They cycled from the border to the sea in nine days.",
+    "The baker sells rye bread, seed cake and small apple pies.",
+    "Gulls follow the plough, and terns follow the boats.",
+    "They recorded the quartet in a chapel with a wooden roof.",
+    "The night tram runs empty until the bakers go to work.",
+    "He boiled an egg, buttered some toast and read the paper.",
+]
+NEURONS = "encoder.layer.5.intermediate.intermediate_act_fn"
+# For each picture its capture, the colours of the page, its height in pixels, and its view.
 VIEWS = {
-    "light": ("light", "view=layer&layer=encoder.layer.4.attention.output.dense&lead=2"),
-    "dark": ("dark", "view=tokens&sequence=2&at=4"),
-    "attention": ("light", "view=layer&layer=encoder.layer.2.attention.self[1]&lead=32"),
+    "light": ("run", "light", 720, "layer&layer=encoder.layer.4.attention.output.dense&lead=2"),
+    "dark": ("run", "dark", 720, "tokens&sequence=2&at=4"),
+    "attention": ("run", "light", 1090, "layer&layer=encoder.layer.2.attention.self[1]&lead=32"),
+    # A unit of the sea. The ids are those of [CLS] and [SEP].
+    "units": ("more", "light", 960, f"units&layer={NEURONS}&order=std&unit=499&without=101,102"),
 }
 
 
@@ -44,25 +82,27 @@ def main() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     model = AutoModel.from_pretrained(get_model_path(), attn_implementation="eager").eval()
-    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    with tempfile.TemporaryDirectory() as folder:
-        stream = Path(folder) / "run.stream"
-        with torch.no_grad(), capture_activations(model, stream) as framework:
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser, torch.no_grad():
+        run, more = (Path(folder) / f"{name}.stream" for name in ("run", "more"))
+        with capture_activations(model, run) as framework:
             for _ in range(4):
                 with framework.annotate(document=NAMES):
-                    model(**inputs)
-        with CaptureServer([stream], tokenizer=tokenizer) as server, chromium() as browser:
-            for name, (scheme, query) in VIEWS.items():
-                page = browser.new_page(
-                    viewport={"width": 1120, "height": 1090 if name == "attention" else 720},
-                    color_scheme=scheme,
-                )
-                page.goto(f"{server.url}&{query}")
+                    model(**tokenizer(TEXTS, padding=True, return_tensors="pt"))
+        with capture_activations(model, more):
+            for first in range(0, len(MORE_TEXTS), 8):
+                texts = MORE_TEXTS[first : first + 8]
+                model(**tokenizer(texts, padding=True, return_tensors="pt"))
+        for name, (capture, scheme, height, view) in VIEWS.items():
+            page = browser.new_page(viewport={"width": 1120, "height": height}, color_scheme=scheme)
+            stream = Path(folder) / f"{capture}.stream"
+            with CaptureServer([stream], tokenizer=tokenizer) as server:
+                page.goto(f"{server.url}&view={view}")
                 page.wait_for_function(
                     "() => document.body.dataset.state === 'ready' "
                     "&& !document.querySelector('.heat[data-state=loading]')"
                 )
                 page.screenshot(path=output / f"serve-{name}.png")
+            page.close()
 
 
 if __name__ == "__main__":

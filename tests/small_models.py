@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,3 +56,15 @@ def build(
             model = hf.T5ForConditionalGeneration(config)
     found: nn.Module = model.eval()
     return found
+
+
+def saved(model: Any, folder: Path) -> Path:
+    """The folder of a language model with a tokenizer, whose tokens are w0, w1 and so on."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    ids = {f"w{number}": number for number in range(model.config.vocab_size)}
+    words = Tokenizer(models.WordLevel(ids, unk_token="w0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from llm_instrumentation.analysis.neurons import (
 from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.report import render_report
+from llm_instrumentation.serve import CaptureServer
+from serve_client import Client
 from small_captures import capturing
 from small_models import VOCABULARY, build
 from torch import nn
@@ -271,6 +275,7 @@ def peak_growth(function: Any) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) << 10
 
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have freed
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak; see proc(5)
     before = status("VmRSS")
     function()
@@ -453,6 +458,51 @@ def test_units_with_one_value_or_none_have_no_correlation(tmp_path):
     assert found.not_finite.tolist() == [0, 0, 20, 0, 0, 1]
     assert unit_page(stream, "x", 1, progress=False).related == []
     assert np.isfinite(found.maximum[5])
+
+
+@pytest.fixture(scope="module")
+def many_rows(tmp_path_factory) -> list[Path]:
+    """Two captures with the ids of tokens. The vectors of the second take 256 MB in float64."""
+    folder, generator = tmp_path_factory.mktemp("large"), torch.Generator().manual_seed(0)
+    streams = []
+    for texts in (1, 16):
+        made = [
+            {"x": torch.randn(1000, 2048, generator=generator).half(),
+             "input_ids": torch.arange(1000)}
+            for _ in range(texts)
+        ]  # fmt: skip
+        made[0]["x"][::7, 3] = torch.nan  # NaN takes more memory
+        torch.save(made, folder / "run.pt")
+        streams.append(folder / f"{texts}.stream")
+        import_activations(folder / "run.pt", streams[-1], format="torch")
+    return streams
+
+
+def one_unit_served(stream: Path) -> None:
+    with CaptureServer([stream]) as running:
+        assert Client(running).ask("unit", layer="x", unit=3)["rows"]
+
+
+def all_units_served(stream: Path) -> None:
+    with CaptureServer([stream]) as running:
+        assert Client(running).ask("units", layer="x")["rows"]
+
+
+@pytest.mark.parametrize(
+    "scan",
+    [
+        lambda stream: layer_units(stream, "x", progress=False),
+        lambda stream: unit_page(stream, "x", 3, progress=False),
+        lambda stream: render_report(stream, units=[("x", 3)], packets=1, progress=False),
+        one_unit_served,
+        all_units_served,
+    ],
+    ids=["layer_units", "unit_page", "report", "served unit", "served units"],
+)
+def test_the_memory_of_a_scan_is_that_of_three_blocks(scan, many_rows):
+    few, many = many_rows
+    scan(few)  # what stays in memory
+    assert peak_growth(lambda: scan(many)) < 3 * _blocks._BLOCK_BYTES
 
 
 def test_a_scan_stops_between_blocks(tmp_path, small_blocks):

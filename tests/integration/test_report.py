@@ -21,11 +21,12 @@ from llm_instrumentation import ActivationReader, InstrumentationConfig, capture
 from llm_instrumentation.analysis.causal_graph import CausalGraph, Edge, Node, save_graph
 from llm_instrumentation.analysis.neurons import top_contexts, unit_page
 from llm_instrumentation.analysis.sparse_autoencoder import Feature, FeatureContext, TokenEffect
+from llm_instrumentation.cli import main
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 from llm_instrumentation.interventions.unit_writes import written_by
 from llm_instrumentation.probes.capture import snapshot_path
 from llm_instrumentation.report import render_report, write_report
-from small_models import VOCABULARY, build
+from small_models import VOCABULARY, build, saved
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -395,6 +396,26 @@ def test_the_command_shows_a_unit(generation):
             capture_output=True, text=True,
         )  # fmt: skip
         assert failed.returncode and said in failed.stderr
+
+
+def test_the_command_tells_which_tokens_a_unit_promotes(tmp_path):
+    """--model has the matrices, and the tokenizer for the texts of tokens."""
+    model, stream = build("gpt2"), tmp_path / "run.stream"
+    act = "transformer.h.1.mlp.act"
+    with torch.no_grad(), capture_activations(model, stream):
+        model(IDS)
+    unit = unit_page(
+        stream, act, 3, unembedding=model, writes=model.transformer.h[1].mlp.c_proj
+    ).unit
+    model_folder = saved(model, tmp_path / "lm")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(stream), "--unit", f"{act}:3", "--model", str(model_folder)])
+    assert not ended.value.code
+    text = unescape(Path(f"{stream}.report.html").read_text())
+    best = unit.promoted[0]
+    assert f"It promotes 'w{best.token_id}' {best.value:.2g}, " in text
+    assert f"w{unit.contexts[0].token_ids[unit.contexts[0].peak]}" in text
+    assert "most probable next token" in text  # the logit lens
 
 
 def circuit_of(tmp_path: Path) -> Path:

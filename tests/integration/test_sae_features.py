@@ -36,6 +36,7 @@ from llm_instrumentation.cli import main
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 from safetensors.numpy import load_file
+from small_models import saved
 from torch import Tensor, nn
 
 WIDTH, VOCABULARY = 6, 40
@@ -671,16 +672,12 @@ def trained(run, tmp_path) -> list[Any]:
 def model(tmp_path) -> Path:
     """The folder of a language model with a tokenizer, of the capture's width and vocabulary."""
     import transformers
-    from tokenizers import Tokenizer, models
 
-    words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(VOCABULARY)}, unk_token="w0"))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "lm")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=1, n_head=2, n_positions=8, bos_token_id=None,
         eos_token_id=None,
     )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "lm")
-    return tmp_path / "lm"
+    return saved(transformers.GPT2LMHeadModel(config), tmp_path / "lm")
 
 
 def test_the_command_shows_features_and_their_texts(trained, model, capsys):

@@ -124,8 +124,8 @@ class CaptureServer:
     manager, which serves in a thread, or call `run`.
 
     It takes the memory of an `ActivationReader`, 64 MiB of decoded values, and 4 to 8 bytes for
-    each token of the calls file once a text is looked at. While a unit is looked for, it takes 70
-    bytes for each row of its layer.
+    each token of the calls file once a text is looked at. While units are looked for, it takes 48
+    MiB, and 70 bytes for each row of their layer. A model that is given stays in memory.
 
     Args:
         sources: streams, or readers. A reader that is given stays open at the end.

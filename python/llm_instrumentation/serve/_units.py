@@ -41,13 +41,17 @@ class UnitLogits:
 
     def __init__(self, model: nn.Module, writes: Callable[[str], nn.Module | None]) -> None:
         self._model, self._writes = model, writes
+        self._found: dict[str, tuple[dict[str, Any], str | None]] = {}
 
     def of(self, layer: str) -> tuple[dict[str, Any], str | None]:
         """The arguments for `scan_unit`, and why there are none."""
-        try:
-            return {"unembedding": self._model, "writes": self._writes(layer)}, None
-        except UnsupportedError as error:
-            return {}, str(error)
+        if layer not in self._found:  # `writes` may run the model
+            try:
+                given = {"unembedding": self._model, "writes": self._writes(layer)}
+                self._found[layer] = given, None
+            except UnsupportedError as error:
+                self._found[layer] = {}, str(error)
+        return self._found[layer]
 
 
 class Units:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import http.client
 import json
 import threading
+import time
 import urllib.parse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import pytest
 import torch
 from llm_instrumentation import capture_activations
 from llm_instrumentation.analysis.neurons import _blocks, layer_units, unit_page
+from llm_instrumentation.cli import main
 from llm_instrumentation.interventions.unit_writes import written_by
 from llm_instrumentation.serve import CaptureServer
 from serve_client import HANG_S, LAYER, Client
-from small_models import VOCABULARY, build
+from small_models import VOCABULARY, build, saved
+from torch import nn
 
 NEURONS = f"{LAYER}.intermediate"
 BLOCK = 50  # rows
@@ -85,6 +88,9 @@ def test_progress_comes_line_by_line_and_then_the_answer(serving, small_blocks):
     rows = told[-1]["found"]["rows"]
     assert [one["done"] for one in told[:-1]] == [*range(0, rows, BLOCK), rows]
     assert {one["of"] for one in told[:-1]} == {rows}
+    again = lines(serving, "units", layer=NEURONS)  # what was kept is there at once
+    assert again.getheader("content-type") == "application/json"
+    assert json.loads(again.read()) == told[-1]["found"]
 
 
 def test_a_request_that_is_given_up_stops(serving, small_blocks, monkeypatch):
@@ -111,11 +117,21 @@ def test_a_request_that_is_given_up_stops(serving, small_blocks, monkeypatch):
     assert found[0]["unit"] == 3
 
 
-def test_other_requests_are_answered_between_two_blocks(serving, small_blocks):
+def test_other_requests_are_answered_between_two_blocks(serving, small_blocks, monkeypatch):
+    """The scan goes on until the other request is answered."""
+    answered, deadline = threading.Event(), time.monotonic() + HANG_S / 2
+
+    def blocks(rows: Any, told: Any) -> Any:
+        while not answered.is_set() and time.monotonic() < deadline:
+            yield next(_blocks.vector_blocks(rows, told))
+
+    monkeypatch.setattr("llm_instrumentation.analysis.neurons.scans.vector_blocks", blocks)
     answer = lines(serving, "units", layer=NEURONS)
     assert json.loads(answer.readline())["done"] == 0
     assert serving.ask("layers", count=1)["total"] > 1
+    answered.set()
     assert b"found" in answer.read().splitlines()[-1]
+    assert time.monotonic() < deadline
 
 
 def test_damage_behind_the_first_block_ends_the_lines(serving, small_blocks, monkeypatch):
@@ -132,17 +148,60 @@ def test_damage_behind_the_first_block_ends_the_lines(serving, small_blocks, mon
     assert serving.ask("units", layer=NEURONS)["total"] == 1536  # the next one has its turn
 
 
-def test_the_logits_of_a_unit_are_those_that_it_writes(tmp_path):
+ACT = "transformer.h.1.mlp.act"
+
+
+@pytest.fixture
+def decoder(tmp_path) -> tuple[nn.Module, Path]:
+    """A GPT-2 and its capture."""
     model, stream = build("gpt2"), tmp_path / "run.stream"
-    act = "transformer.h.1.mlp.act"
     with torch.no_grad(), capture_activations(model, stream):
         model(torch.arange(18).reshape(2, 9) % VOCABULARY)
+    return model, stream
+
+
+def test_the_logits_of_a_unit_are_those_that_it_writes(decoder):
+    model, stream = decoder
     writes = model.transformer.h[1].mlp.c_proj
-    one = unit_page(stream, act, 3, unembedding=model, writes=writes).unit
-    of = functools.partial(written_by, model)
+    one = unit_page(stream, ACT, 3, unembedding=model, writes=writes).unit
+    asked: list[str] = []
+
+    def of(layer: str) -> nn.Module | None:
+        asked.append(layer)
+        return written_by(model, layer)
+
     with CaptureServer([stream], model=model, writes=of) as running:
-        told = Client(running).ask("unit", layer=act, unit=3)
+        client = Client(running)
+        told = client.ask("unit", layer=ACT, unit=3)
         assert [vars(effect) for effect in one.promoted or []] == told["promoted"]
-        unknown = Client(running).ask("unit", layer="transformer.h.1.mlp.c_fc", unit=3)
-    assert unknown["promoted"] is None
-    assert "how the units of 'transformer.h.1.mlp.c_fc' write" in unknown["logits_problem"]
+        client.ask("unit", layer=ACT, unit=4)
+        assert asked == [ACT]  # the model runs once for a layer
+        for unit in (3, 4):
+            unknown = client.ask("unit", layer="transformer.h.1.mlp.c_fc", unit=unit)
+            assert unknown["promoted"] is None
+            assert "how the units of 'transformer.h.1.mlp.c_fc' write" in unknown["logits_problem"]
+        assert asked == [ACT, "transformer.h.1.mlp.c_fc"]
+
+
+def test_the_command_takes_logits_and_tokenizer_of_a_model(decoder, tmp_path, monkeypatch):
+    model, stream = decoder
+    writes = model.transformer.h[1].mlp.c_proj
+    one = unit_page(stream, ACT, 3, unembedding=model, writes=writes).unit
+    asked: list[Any] = []
+
+    def served(self: CaptureServer) -> None:
+        """Serves one request, in place of those until Ctrl-C."""
+        with self:
+            asked.append(Client(self).ask("unit", layer=ACT, unit=3))
+
+    monkeypatch.setattr(CaptureServer, "run", served)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(stream), "--model", str(saved(model, tmp_path / "lm"))])
+    assert not ended.value.code
+    (told,) = asked
+    assert [effect["token_id"] for effect in told["promoted"]] == [
+        effect.token_id for effect in one.promoted or []
+    ]
+    assert all(effect["text"] == f"w{effect['token_id']}" for effect in told["suppressed"])
+    first = told["contexts"][0]
+    assert first["texts"] == [f"w{number}" for number in first["token_ids"]]

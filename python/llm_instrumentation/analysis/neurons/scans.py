@@ -118,7 +118,8 @@ def layer_units(
 ) -> LayerUnits:
     """Statistics of all units of a layer, to find those worth a look.
 
-    The capture is read once, in blocks of 16 MiB. Padding has no row.
+    The capture is read once, in blocks of 16 MiB; it takes the memory of three at most. Padding has
+    no row.
 
     Args:
         capture: a reader or the path of a stream.
@@ -156,7 +157,8 @@ def unit_page(
 ) -> UnitPage:
     """What `top_contexts` finds for a unit, and the units whose values correlate with its own.
 
-    The capture is read once. In memory are a block of 16 MiB, and 70 bytes for each row.
+    The capture is read once, in blocks of 16 MiB; it takes the memory of three at most, and 70
+    bytes for each row.
 
     Args:
         capture: a reader or the path of a stream.
@@ -209,7 +211,9 @@ def scan_layer(
     yield 0, len(rows)
     for first, vectors in vector_blocks(rows, lambda done: None):
         sums.add(vectors)
-        yield first + len(vectors), len(rows)
+        done = first + len(vectors)
+        del vectors  # before the next block is read
+        yield done, len(rows)
     return sums.found(layer, len(rows))
 
 
@@ -242,7 +246,9 @@ def scan_unit(
     for first, vectors in vector_blocks(rows, lambda done: None):
         chosen.fill(values[:, first : first + len(vectors)], vectors)
         correlations.add(vectors)
-        yield first + len(vectors), len(rows)
+        done = first + len(vectors)
+        del vectors  # before the next block is read
+        yield done, len(rows)
     (found,) = chosen.described(rows, values, effects, k, context, texts)
     return UnitPage(found, correlations.largest(related))
 
@@ -262,19 +268,20 @@ class _UnitSums:
         self._positive = np.zeros(width, np.int64)
 
     def add(self, vectors: Vectors) -> None:
-        """Takes a block of rows, [rows, width]."""
+        """Takes a block of rows, [rows, width], and overwrites it."""
         finite = np.isfinite(vectors)
         self._origin = _origin(self._origin, vectors, finite)
         self._rows += len(vectors)
         self._count += finite.sum(axis=0)
         with np.errstate(all="ignore"):
             self._positive += ((vectors > 0) & finite).sum(axis=0)
-            known = np.where(finite, vectors, np.nan)
-            self._low = np.fmin(self._low, np.fmin.reduce(known, axis=0))
-            self._high = np.fmax(self._high, np.fmax.reduce(known, axis=0))
-            moved = np.where(finite, vectors - self._origin, 0.0)
-            self._sum += moved.sum(axis=0)
-            self._squares += np.einsum("rw,rw->w", moved, moved)
+            vectors[~finite] = np.nan
+            self._low = np.fmin(self._low, np.fmin.reduce(vectors, axis=0))
+            self._high = np.fmax(self._high, np.fmax.reduce(vectors, axis=0))
+            vectors -= self._origin
+            vectors[~finite] = 0.0
+            self._sum += vectors.sum(axis=0)
+            self._squares += np.einsum("rw,rw->w", vectors, vectors)
 
     def found(self, layer: str, rows: int) -> LayerUnits:
         """The statistics of all blocks."""
@@ -303,22 +310,24 @@ class _Correlations:
         self._count, self._x, self._xx, self._y, self._yy, self._xy = np.zeros((6, width))
 
     def add(self, vectors: Vectors) -> None:
-        """Takes a block of rows, [rows, width]."""
+        """Takes a block of rows, [rows, width], and overwrites it."""
         finite = np.isfinite(vectors)
         self._origin = _origin(self._origin, vectors, finite)
         with np.errstate(all="ignore"):
-            y = np.where(finite, vectors - self._origin, 0.0)
-            x = y[:, self._unit].copy()
+            y = vectors
+            y -= self._origin
             if finite.all():
-                self._count += len(vectors)
+                x = y[:, self._unit].copy()
+                self._count += len(y)
                 self._x += x.sum()
                 self._xx += x @ x
             else:
-                both = (finite & finite[:, [self._unit]]).astype(np.float64)
-                y *= both
+                both = finite & finite[:, [self._unit]]
+                y[~both] = 0.0
+                x = y[:, self._unit].copy()
                 self._count += both.sum(axis=0)
-                self._x += x @ both
-                self._xx += (x * x) @ both
+                self._x += np.einsum("r,rw->w", x, both)
+                self._xx += np.einsum("r,rw->w", x * x, both)
             self._y += y.sum(axis=0)
             self._yy += np.einsum("rw,rw->w", y, y)
             self._xy += x @ y
