@@ -29,12 +29,9 @@ TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 # The tests start hundreds of processes. Without compiled modules each takes 12 seconds more for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One target at a time, except for the two that test-python-and-faults names.
-ifneq ($(MAKECMDGOALS),test-python test-faults)
 .NOTPARALLEL:
-endif
-.PHONY: help demo examples sae circuit llama-cpp vllm check test test-long test-go test-abi test-python test-faults \
-	test-python-and-faults fuzz bench matrix generate lib install uninstall wheel sdist fmt lint docs clean
+.PHONY: help demo examples sae circuit llama-cpp vllm check test test-long test-go test-abi test-python test-faults fuzz bench \
+	matrix generate lib install uninstall wheel sdist fmt lint docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -67,7 +64,7 @@ check: lint $(NATIVE) ## Lint, and the tests nearest to what differs from the co
 		{ $(TOOLS) && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTEST) $$tests -n $(JOBS) --dist loadfile; }; }
 
 # Lint comes first, because its cache is used by a test too.
-test: lint docs test-go test-abi test-python-and-faults ## Run every check, but for those of test-long
+test: lint docs test-go test-abi test-python test-faults ## Run every check, but for those of test-long
 
 test-long: $(VENV)/.dev $(NATIVE) vllm ## What takes minutes or downloads: before a release
 	-$(PY) packaging/versitygw.py
@@ -92,15 +89,7 @@ test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 # Most of these tests wait for a disk or for a child, so there are more of them than cores.
 test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	-$(PY) packaging/versitygw.py
-	$(TOOLS) && $(PYTEST) tests/faults -n 4 --dist worksteal --durations=10 $(FAULTS_OUTPUT)
-
-# The tests of faults leave the cores idle most of the time, so Python's tests run beside them. The output
-# of Python's tests appears as it comes, that of the tests of faults when all have ended.
-test-python-and-faults: $(VENV)/.dev $(NATIVE)
-	-$(PY) packaging/versitygw.py
-	@mkdir -p build
-	$(MAKE) -j2 -k test-python test-faults FAULTS_OUTPUT='>build/faults.log 2>&1'; \
-		status=$$?; cat build/faults.log; exit $$status
+	$(TOOLS) && $(PYTEST) tests/faults -n 4 --dist worksteal --durations=10
 
 fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each, and tell its rate
 	@$(TOOLS) && FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
