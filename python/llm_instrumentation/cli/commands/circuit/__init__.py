@@ -120,12 +120,16 @@ def circuit(
     found = dataclasses.replace(found, model=model, notes=notes)
     if out is not None:
         save_graph(found, out)
+    _tell(found, out, as_json)
+
+
+def _tell(found: CausalGraph, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
-    else:
-        _print(found)
-        if out is not None:
-            print(f"{shown(str(out))}: the circuit")
+        return
+    _print(found)
+    if out is not None:
+        print(f"{shown(str(out))}: the circuit")
 
 
 def _measured(
