@@ -8,8 +8,8 @@ before and after each contender. The speed kept is the time alone (the mean of b
 divided by the time with the contender. "flight recorder" keeps the last steps in the memory that a
 capture has, and writes nothing; "flight recorder in a file" keeps them in a file in /dev/shm, and
 "with outliers" also looks at magnitudes. "during a dump" writes a full ring of --dump-gb meanwhile,
-in bursts alone. The table has medians and ranges over the rounds. The
-contender "nothing" is the model alone again; its range shows the noise.
+in bursts alone. The table has medians and ranges over the rounds. The contender "nothing" is the
+model alone again; its range shows the noise.
 
 "sustained" measures from before the opening of the capture to its close. Its memory limit is a
 small part of the captured bytes (column "over memory"). With --sync the time also includes the

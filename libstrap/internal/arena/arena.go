@@ -117,8 +117,9 @@ func (a *Arena) Usage() (taken, peak, held int64) {
 // TryAlloc returns a region of n bytes. The bytes beside it are memory that its owner takes elsewhere, for as
 // long as it has the region. They count against the limit, so that the arena stays that much smaller. ok is
 // false if there is no room until a region is freed. The memory that was touched and the bytes beside regions
-// are together at most the limit and trimBytes, as far as the memory at the end is free. After TryAlloc has returned a region, there is still room
-// for a region of reserved bytes. The error is InvalidArgument if n with beside can never fit.
+// are together at most the limit and trimBytes, as far as the memory at the end is free. After TryAlloc has
+// returned a region, there is still room for a region of reserved bytes. The error is InvalidArgument if n with
+// beside can never fit.
 func (a *Arena) TryAlloc(n, beside, reserved int) (r Region, ok bool, err error) {
 	if n < 0 || beside < 0 || n > len(a.mem)-beside {
 		return Region{}, false, status.New(status.InvalidArgument,

@@ -121,11 +121,10 @@ def _mlps(model: nn.Module) -> list[str]:
 def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     """The ids of sites as nodes of a causal graph.
 
-    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3,
-    ``m3.e5`` its expert 5, ``a3.h5@7`` head 5 at
-    position 7, and ``a3.h5@subject`` head 5 at a span of the prompts. Other sites have the captured
-    name of their tensor. So have heads and blocks in models where two attention modules have the
-    same number, as in an encoder and a decoder.
+    ``a3.h5`` is head 5 of layer 3, ``m3`` the feed-forward block of layer 3, ``m3.e5`` its expert
+    5, ``a3.h5@7`` head 5 at position 7, and ``a3.h5@subject`` head 5 at a span of the prompts.
+    Other sites have the captured name of their tensor. So have heads and blocks in models where two
+    attention modules have the same number, as in an encoder and a decoder.
     """
     modules = modules_by_name(model)
     attention = _numbers(_attention(model))

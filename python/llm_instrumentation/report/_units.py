@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .._pages import page
 from ..analysis.neurons import unit_page
 from ..analysis.neurons.page import unit_parts
+from ..analysis.neurons.unit_logits import UnitLogits, Writes
 from ..analysis.reader import ActivationReader
-from ..errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Writes", "unit_section"]
-
-#: Gives the module by which the units of a layer write to the residual stream, as `written_by`.
-Writes: TypeAlias = "Callable[[str], nn.Module | None]"
+__all__ = ["unit_section"]
 
 _CONTEXTS = 10  # at each end
 
@@ -46,15 +43,12 @@ def unit_section(
         "The stronger the colour of a token in a context, the nearer is its value to the largest "
         "one, or to the smallest one. The number on the left is that of the underlined token."
     )
+    logits = None if model is None or writes is None else UnitLogits(model, writes)
     for layer, number in units:
-        given: dict[str, Any] = {}
-        note = ""
-        if model is not None and writes is not None:
-            try:
-                given = {"unembedding": model, "writes": writes(layer)}
-            except UnsupportedError as error:
-                note = f"The tokens that it promotes are unknown: {error}"
+        given, problem = ({}, None) if logits is None else logits.of(layer)
         found = unit_page(
             reader, layer, number, k=_CONTEXTS, tokenizer=tokenizer, progress=progress, **given
         )
-        yield from unit_parts(found, note)
+        yield from unit_parts(
+            found, f"The tokens that it promotes are unknown: {problem}" if problem else ""
+        )

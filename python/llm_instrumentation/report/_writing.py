@@ -14,6 +14,7 @@ from .._files import write_text
 from .._pages import page
 from .._version import __version__
 from ..analysis.compare import first_other_tokens
+from ..analysis.neurons.unit_logits import Writes
 from ..analysis.reader import ActivationReader
 from ..analysis.reading.summary import CaptureSummary, summary
 from ..analysis.reading.summary import layers as summaries
@@ -30,7 +31,7 @@ from ._overview import chips, facts, notices
 from ._sample import Sample, sampled
 from ._texts import attention_figures, text_of_step, token_figures
 from ._trends import trends
-from ._units import Writes, unit_section
+from ._units import unit_section
 
 if TYPE_CHECKING:
     from torch import nn

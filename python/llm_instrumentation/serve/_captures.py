@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.activation import Activation
+from ..analysis.neurons.unit_logits import UnitLogits
 from ..analysis.reader import ActivationReader, ActivationView
 from ..analysis.reading.summary import LayerSummary, layers, summary
 from ..analysis.rows import Rows
@@ -18,7 +19,7 @@ from ..errors import NotFoundError
 from ._axes import GivenTokens, axes_of
 from ._tensors import Cache, Tensor, Tile
 from ._texts import Texts
-from ._units import UnitLogits, Units
+from ._units import Units
 
 __all__ = ["Capture"]
 

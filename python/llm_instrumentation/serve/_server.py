@@ -20,6 +20,7 @@ with extra("serve", "strap serve"):
     from uvicorn.server import Server
 
 from .._signals import ended_by_sigterm
+from ..analysis.neurons.unit_logits import UnitLogits
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError, StrapIOError
 from ._app import create_app
@@ -27,7 +28,6 @@ from ._captures import Capture
 from ._features import Features
 from ._guard import OWNER
 from ._tensors import Cache
-from ._units import UnitLogits
 
 if TYPE_CHECKING:
     from torch import nn

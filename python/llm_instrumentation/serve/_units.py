@@ -6,20 +6,17 @@ Both read a layer whole. A scan does so in steps, see `analysis.neurons.scans`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Generator
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..analysis.neurons import LayerUnits
 from ..analysis.neurons.scans import scan_layer, scan_unit
+from ..analysis.neurons.unit_logits import UnitLogits
 from ..analysis.reader import ActivationReader
-from ..errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["ORDERS_OF_UNITS", "Scan", "UnitLogits", "Units"]
+__all__ = ["ORDERS_OF_UNITS", "Scan", "Units"]
 
 ORDERS_OF_UNITS = ("maximum", "minimum", "mean", "std", "unit")
 
@@ -28,30 +25,6 @@ Scan: TypeAlias = "Generator[tuple[int, int], None, dict[str, Any]]"
 
 _KEPT = 32  # answers, and statistics of layers
 _CONTEXTS = 12  # at each end
-
-
-class UnitLogits:
-    """What the units of layers write to the logits of a model.
-
-    Args:
-        model: its unembedding is taken.
-        writes: gives the module by which the units of a layer write to the residual stream, as
-            `written_by` does.
-    """
-
-    def __init__(self, model: nn.Module, writes: Callable[[str], nn.Module | None]) -> None:
-        self._model, self._writes = model, writes
-        self._found: dict[str, tuple[dict[str, Any], str | None]] = {}
-
-    def of(self, layer: str) -> tuple[dict[str, Any], str | None]:
-        """The arguments for `scan_unit`, and why there are none."""
-        if layer not in self._found:  # `writes` may run the model
-            try:
-                given = {"unembedding": self._model, "writes": self._writes(layer)}
-                self._found[layer] = given, None
-            except UnsupportedError as error:
-                self._found[layer] = {}, str(error)
-        return self._found[layer]
 
 
 class Units:
