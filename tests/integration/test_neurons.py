@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,12 @@ def large(path: Path) -> Path:
 
 
 def peak_growth(function: Any) -> int:
-    """How many bytes of memory this process takes at most while a function runs."""
+    """How many bytes Python and NumPy hold at most while a function runs, beyond those before.
+
+    The memory of the whole process is the truth for a user, but after thousands of other tests it
+    depends on the holes that they left in the heap. So its bound here is a wide one: half of the
+    vectors of `large`.
+    """
 
     def status(field: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -278,8 +284,14 @@ def peak_growth(function: Any) -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have freed
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak; see proc(5)
     before = status("VmRSS")
-    function()
-    return status("VmHWM") - before
+    tracemalloc.start()
+    try:
+        function()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert status("VmHWM") - before < 128 << 20
+    return peak
 
 
 def test_the_memory_is_that_of_a_block(tmp_path):
@@ -394,7 +406,7 @@ def test_the_memory_of_a_search_is_that_of_some_blocks(tmp_path):
         queries = np.eye(2048)[:4]
         nearest(reader, "x", queries, without_calls=True, max_rows=2000)
         grown = peak_growth(lambda: nearest(reader, "x", queries, without_calls=True))
-    assert grown < 5 * _blocks._BLOCK_BYTES
+    assert grown < 3 * _blocks._BLOCK_BYTES
 
 
 # ---- all units of a layer, and one with its related units ------------------------------------
