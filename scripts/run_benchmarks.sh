@@ -55,12 +55,10 @@ for script in benchmarks/[!_]*.py; do
   case $name in
     speed_kept | throughput | ratio | memory | hook_cost)
       set -- $quick --out "$results" --json "$results/$name.json" ;;
-    memtrace) # has no --json
-      [ -z "$quick" ] || continue
-      set -- ;;
     *)
       [ -z "$quick" ] || continue
-      set -- --json "$results/$name.json" ;;
+      set --
+      if grep -q -e --json "$script"; then set -- --json "$results/$name.json"; fi ;;
   esac
   echo "== $script"
   # The pipe to tee hides the exit status, so a file keeps it.

@@ -465,12 +465,14 @@ def test_neuronpedia_gets_features_with_activations_and_influences(circuit, ids,
     assert node["feature_type"] == "cross layer transcoder" and node["layer"] == "1"
     assert node["activation"] == pytest.approx(graph.values[at])
     assert 0 < node["influence"] <= 1 and node["ctx_idx"] == position
-    logit = nodes[f"2_{graph.logits[0]}_{TOKENS - 1}"]
+    logit = nodes[f"3_{graph.logits[0]}_{TOKENS - 1}"]
     assert logit["clerp"] == f'Output " t{graph.logits[0]}" (p={graph.probabilities[0]:.3f})'
     assert logit["token_prob"] == pytest.approx(graph.probabilities[0])
-    assert logit["is_target_logit"] and logit["layer"] == "2"
+    assert logit["is_target_logit"] and logit["layer"] == "3"
     assert nodes[f"E_{ids[0, 2]}_2"]["feature_type"] == "embedding"
     errors = [node for node in nodes.values() if node["feature_type"] == "mlp reconstruction error"]
-    assert errors and all(node["node_id"].startswith("error_") for node in errors)
+    assert errors and all(
+        node["node_id"] == f"{node['layer']}_-1_{node['ctx_idx']}" for node in errors
+    )
     ends = {end for link in record["links"] for end in (link["source"], link["target"])}
     assert ends <= nodes.keys()

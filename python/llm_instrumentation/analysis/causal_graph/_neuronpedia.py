@@ -133,6 +133,10 @@ def _pruning(notes: Mapping[str, Any]) -> dict[str, Any]:
 def _attribution(graph: CausalGraph, notes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The nodes of an attribution graph of transcoders, by id.
 
+    Names, layers and numbers are those that circuit-tracer writes: its page takes layer, feature
+    and position from a name, -1 for an error, and the layer of logits is one more than that of the
+    model's end.
+
     Raises:
         InvalidArgumentError: the graph has a node of another kind.
     """
@@ -150,7 +154,7 @@ def _attribution(graph: CausalGraph, notes: Mapping[str, Any]) -> dict[str, dict
             token = notes["token_ids"][at]
             name, number, layer, kind = f"E_{token}_{at}", at, "E", "embedding"
         elif node.kind == "logits":
-            number, layer, kind = int(feature[1]), str(notes["layers"]), "logit"  # type: ignore[index]
+            number, layer, kind = int(feature[1]), str(notes["layers"] + 1), "logit"  # type: ignore[index]
             name, share = f"{layer}_{number}_{at}", notes["probabilities"][node.id]
             more = {
                 "token_prob": share,
@@ -158,7 +162,7 @@ def _attribution(graph: CausalGraph, notes: Mapping[str, Any]) -> dict[str, dict
                 "clerp": f'Output "{notes["texts"][node.id]}" (p={share:.3f})',
             }
         elif feature[1] == "error":  # type: ignore[index]
-            name, number, layer = f"error_{node.layer}_{at}", -1, str(node.layer)
+            name, number, layer = f"{node.layer}_-1_{at}", -1, str(node.layer)
             kind = "mlp reconstruction error"
         else:
             number, layer, kind = int(feature[1]), str(node.layer), "cross layer transcoder"  # type: ignore[index]
