@@ -33,7 +33,8 @@ class EdgeBlock:
         readers: the number of the readers.
         input: of heads; None: experts, an MLP or the logits.
         span: of the results.
-        sources: the spans in which the sources write.
+        sources: the spans in which the sources write; none, if the tokens of the span have no
+            counterpart in the other run, and the input reads no other ones.
         targets: the nodes.
         upstream: the number of source nodes.
         begin: the number of the first edge.
@@ -104,7 +105,8 @@ class EdgeSpace:
     def __init__(self, decoder: DecoderGraph, spans: Spans, causal: bool = True) -> None:
         self.decoder = decoder
         self.spans = spans
-        carried = spans.carried(causal)
+        origins = spans.sources
+        carried = [tuple(one for one in read if one in origins) for read in spans.carried(causal)]
         blocks: list[EdgeBlock] = []
         begin = 0
         for number, readers in enumerate(decoder.readers):
@@ -112,8 +114,8 @@ class EdgeSpace:
             targets = tuple(dict.fromkeys(node for node, _ in readers.inputs))
             for span in range(len(spans)):
                 for kind in kinds:
-                    read = carried[span] if kind in ("k", "v") else (span,)
-                    sources = tuple(one for one in read if one in spans.sources)
+                    own = (span,) if span in origins else ()
+                    sources = carried[span] if kind in ("k", "v") else own
                     blocks.append(
                         EdgeBlock(number, kind, span, sources, targets, readers.upstream, begin)
                     )

@@ -138,11 +138,11 @@ class Spans:
         return len(self.names)
 
     @property
-    def sources(self) -> tuple[int, ...]:
+    def sources(self) -> range | tuple[int, ...]:
         """The spans whose tokens have a counterpart in the other run. There edges begin."""
         every = range(len(self))
         if self.others is None:
-            return tuple(every)
+            return every
         return tuple(number for number in every if bool((self.others == number).any()))
 
     def part(self, rows: slice) -> Spans:
