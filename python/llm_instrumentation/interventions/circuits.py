@@ -92,7 +92,8 @@ def run_circuit(
         the metric of each example, [examples].
 
     Raises:
-        UnsupportedError: (a TypeError) as for `edge_attribution`.
+        UnsupportedError: (a TypeError) as for `edge_attribution`; the prompts have
+            `corrupted_spans`, so tokens in no span have no counterpart.
         InvalidArgumentError: (a ValueError) the model has no such edge; an argument is out of its
             range.
     """

@@ -31,9 +31,10 @@ from .paths.post_norms import check_choice
 from .paths.residuals import Written, check_linear, written
 from .paths.routing import RoutingChanges
 from .paths.scores import Scores, add_products
-from .prompts import Direction, Positions, Prompts
+from .paths.spans import check_roles_named
+from .prompts import Direction, Positions, Prompts, Text
 from .running.integration import points
-from .running.runs import check_columns, check_given, check_gradients, frozen, warn_of_flat
+from .running.runs import check_given, check_gradients, frozen, warn_of_flat
 
 __all__ = ["edge_attribution", "edge_patching"]
 
@@ -73,6 +74,13 @@ def edge_attribution(
     effects add up to those without `positions`, if the metric reads no padding. Attention is
     differentiated once for each span, so the time grows with their number, and the number of edges
     with its square.
+
+    Prompts with `corrupted_spans`, as texts of unequal lengths, need `positions` that are names of
+    spans: roles. What the source writes differently at the first token of a role is what it writes
+    at the first token of this role in the corrupted text minus that in the clean text, and so on.
+    Other tokens have no counterpart, so no edge begins there. A head may read a role from there:
+    ``a0.h1@subject->a1.h2@rest<k>``. So these effects do not add up to any without `positions`.
+    Other prompts may have names of spans too; all of their edges exist.
 
     Where a norm follows the attention (a post-norm, as in Gemma 2 and 3 and OLMo 2), the heads of a
     layer share its scale. Then what one head writes differently is what the norm returns with the
@@ -122,16 +130,19 @@ def edge_attribution(
 
     Raises:
         UnsupportedError: (a TypeError) the model is no decoder that is known, or its projections
-            are quantised; the metric has no gradient; while the model runs: the residual stream is
+            are quantised; the metric has no gradient; the prompts have `corrupted_spans`, and
+            `positions` are no names, or there are `steps`: these mix embeddings column by column;
+            while the model runs: the residual stream is
             not the sum that the layout says, or an input of one head acts on another one; the norm
             behind heads has no scale that could be frozen; see also `intervene`.
         InvalidArgumentError: (a ValueError) an argument is out of its range; `positions` do not fit
             the prompts, see `Positions`; there are more edges than a graph holds; `experts`, and
             the model has none.
+        SpanError: (a ValueError) the prompts have no such span.
     """
     way = points(steps)
     check_given(prompts, metric, batch_size)
-    check_columns(prompts)
+    check_roles_named(positions, prompts, steps)
     check_choice(post_norms)
     check_gradients(model, metric)
     warn_of_flat(metric, steps, "noising")
@@ -156,14 +167,16 @@ def edge_attribution(
             first = 0
             for batch in prompts.batches(batch_size):
                 rows = slice(first, first + len(batch))
+                batch = batch.as_run_on("clean")
                 clean, corrupted = _both(graph, batch, metric, metrics, check=not first)
+                spans = space.spans.part(rows).on(clean.values[0].device)
+                corrupted = corrupted.at_counterparts(clean, spans)
                 if not turn:
-                    routing.add(clean, corrupted, batch)
+                    routing.add(clean, corrupted, batch, spans)
                 difference, embedded = corrupted.minus(clean), clean.values[0]
                 del clean, corrupted
                 if not turn:
                     errors.add(difference)
-                spans = space.spans.part(rows).on(embedded.device)
                 for share, weight in way:
                     start = (embedded + share * difference.values[0]).to(embedded.dtype)
                     for blocks, found in gradients(space, spans, batch, start, metric):
@@ -177,11 +190,17 @@ def edge_attribution(
     method = "EAP" if steps is None else f"EAP-IG, {steps} steps"
     if graph.post_norms:
         method += f", {post_norms} post-norms"
+    method += _by_role(space)
     return effects_graph(
         space, keys, effects, confidence=confidence, p_values=None, metric=metric, method=method,
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
         notes={**errors.notes(), **routing.notes()},
     )  # fmt: skip
+
+
+def _by_role(space: EdgeSpace) -> str:
+    """The end of the name of a method: how the tokens of two texts belong together."""
+    return "" if space.spans.others is None else ", by role"
 
 
 def _both(
@@ -194,9 +213,11 @@ def _both(
 ) -> tuple[Written, Written]:
     """The clean and the corrupted run of a batch. Their metrics are appended to the two lists."""
     found = []
-    for inputs, values in zip((batch.clean, batch.corrupted), metrics, strict=True):
+    for text, inputs, values in zip(
+        get_args(Text), (batch.clean, batch.corrupted), metrics, strict=True
+    ):
         run, output = written(graph, inputs, check=check)
-        values.append(precise(metric(output, batch)))
+        values.append(precise(metric(output, batch.as_run_on(text))))
         found.append(run)
     return found[0], found[1]
 
@@ -227,6 +248,11 @@ def edge_patching(
     experts stay. So a change of the choice counts, in the edges into the expert that comes and into
     the one that goes.
 
+    In prompts with `corrupted_spans`, as texts of unequal lengths, an edge begins at a role, see
+    `edge_attribution`. The first token of the role gets what the source has written at the first
+    token of this role in the other run, and so on. With "denoising" the corrupted text runs, so
+    queries and keys stand in its order: a query reads no later role.
+
     It takes a forward pass of the examples for each edge. So measure the edges that
     `edge_attribution` found, or those of a small model.
 
@@ -237,8 +263,8 @@ def edge_patching(
         edges: which; texts as "m0->a1.h0<v>". One into a head without an input enters q, k and v
             at once. None: all edges of the model.
         positions: names the positions of the edges, see `Positions`. An edge from a node without a
-            position has the values of all tokens; one to a node without a position acts on what the
-            node returns anywhere.
+            position has the values of all tokens, which must have counterparts; one to a node
+            without a position acts on what the node returns anywhere.
         experts: each expert of a mixture is a node, as in `edge_attribution`.
         direction: see `Direction`. The effect is the metric with the patch minus that of the run
             that it is put into. By default it is what `edge_attribution` estimates. (For nodes
@@ -258,15 +284,17 @@ def edge_patching(
         UnsupportedError: (a TypeError) as for `edge_attribution`.
         InvalidArgumentError: (a ValueError) there is no such edge; an argument is out of its range;
             `positions` do not fit the prompts; there are more edges than a graph holds.
+        SpanError: (a ValueError) the prompts have no such span.
     """
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f'direction = {direction!r}: give "noising" or "denoising"')
     check_given(prompts, metric, batch_size)
-    check_columns(prompts)
+    check_roles_named(positions, prompts)
     graph = decoder(model, experts=experts)
     check_linear(graph)
     prompts.check_for(model)
-    space = EdgeSpace.of(graph, positions, prompts)
+    text: Text = "clean" if direction == "noising" else "corrupted"
+    space = EdgeSpace.of(graph, positions, prompts, text)
     if edges is None:
         space.check_size()
         keys = list(space.edges())
@@ -280,11 +308,12 @@ def edge_patching(
     with reported(progress, "edge patching") as tell:
         first = 0
         for batch in prompts.batches(batch_size):
+            batch = batch.as_run_on(text)
             runs = _both(graph, batch, metric, metrics, check=not first)
             base, other = runs if direction == "noising" else runs[::-1]
             inputs = batch.clean if direction == "noising" else batch.corrupted
-            difference = other.minus(base)
-            spans = space.spans.part(slice(first, first + len(batch)))
+            spans = space.spans.part(slice(first, first + len(batch))).on(base.values[0].device)
+            difference = other.at_counterparts(base, spans).minus(base)
             del runs, base, other
             patched = Patched(space, spans, batch, inputs, metric, difference, ends)
             together = max(1, batch_size // len(batch))
@@ -297,7 +326,7 @@ def edge_patching(
             first += len(batch)
     found = effects_graph(
         space, keys, effects, confidence=confidence, p_values=p_values, metric=metric,
-        method=f"edge patching, {direction}",
+        method=f"edge patching, {direction}{_by_role(space)}",
         clean=torch.cat(metrics[0]), corrupted=torch.cat(metrics[1]),
     )  # fmt: skip
     return (

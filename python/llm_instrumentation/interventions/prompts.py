@@ -20,12 +20,13 @@ __all__ = ["Direction", "Positions", "Prompts", "SpanError", "Text"]
 
 Direction: TypeAlias = Literal["denoising", "noising"]
 """Denoising puts clean values into the corrupted run, noising corrupted ones into the clean run."""
-Positions: TypeAlias = "Literal['each'] | Mapping[str, Indices | Mask] | None"
+Positions: TypeAlias = "Literal['each'] | Collection[str] | Mapping[str, Indices | Mask] | None"
 """The positions that edges are told apart by. None: edges sum over all tokens. "each": each column
-of the batch that holds a token. A mapping: spans of tokens by name: a position, a slice, several
+of the batch that holds a token. Several names, as ``["subject", "end"]``: these spans of the
+prompts, which are roles. A mapping: spans of tokens by name: a position, a slice, several
 positions, or a mask [examples, tokens], which may choose others for each example. Positions count
 columns of the batch, padding too; negative ones count from the end. Tokens in none of the spans are
-the span "rest". No token is in two.
+the span "rest". No token is in two. Prompts with `corrupted_spans` need names.
 """
 
 Text: TypeAlias = Literal["clean", "corrupted"]

@@ -36,7 +36,7 @@ from ..running.runs import (
 )
 from .coders import Coder
 from .effects import FeatureEffects, FeatureNode
-from .ways import Way, read, whole_coders
+from .ways import Way, check_lengths, read, whole_coders
 
 __all__ = ["FeatureAblation", "feature_attribution", "feature_patching"]
 
@@ -100,14 +100,15 @@ def feature_attribution(
         InvalidArgumentError: (a ValueError) as for `splice` and `activation_patching`; `steps` is
             below 1.
         UnsupportedError: (a TypeError) as for `splice` and `attribution_patching`; a module runs
-            several times in a forward call, or its tensor is not [batch, tokens, width].
+            several times in a forward call, or its tensor is not [batch, tokens, width]; with
+            "corrupted", the texts of a pair have unequal lengths.
         MetricError: (a ValueError) the metric is not one finite number for each example.
     """
     check_given(prompts, metric, batch_size)
     way = points(steps)
     if positions not in ("each", None):
         raise InvalidArgumentError(f'positions = {positions!r}: give "each" or None')
-    _check_ablation(ablation, direction)
+    _check_ablation(prompts, ablation, direction)
     runs = runs_of(prompts, batch_size, direction)
     check_gradients(model, metric)
     warn_of_flat(metric, steps, direction)
@@ -199,7 +200,7 @@ def feature_patching(
         MetricError: (a ValueError) the metric is not one finite number for each example.
     """
     check_given(prompts, metric, batch_size)
-    _check_ablation(ablation, direction)
+    _check_ablation(prompts, ablation, direction)
     runs = runs_of(prompts, batch_size, direction)
     coders = whole_coders(model, saes, strict=strict)
     prompts.check_for(model)
@@ -236,11 +237,13 @@ def feature_patching(
     ]
 
 
-def _check_ablation(ablation: FeatureAblation, direction: Direction) -> None:
+def _check_ablation(prompts: Prompts, ablation: FeatureAblation, direction: Direction) -> None:
     if ablation not in get_args(FeatureAblation):
         raise InvalidArgumentError(f'ablation = {ablation!r}: give "corrupted" or "zero"')
     if ablation == "zero" and direction == "denoising":
         raise InvalidArgumentError('ablation = "zero" has no values to bring back: use "noising"')
+    if ablation == "corrupted":
+        check_lengths(prompts)
 
 
 def _add_gradients(

@@ -26,7 +26,7 @@ from ..prompts import Prompts
 from ..running.runs import Floats, Run, check_given, check_gradients, frozen, runs_of, versions
 from .coders import Coder
 from .effects import FeatureEffects, FeatureNode
-from .ways import Way, read, whole_coders
+from .ways import Way, check_lengths, read, whole_coders
 
 __all__ = ["feature_edges"]
 
@@ -80,6 +80,8 @@ def feature_edges(
     """
     check_given(prompts, metric, batch_size)
     check_gradients(model, metric)
+    if found.corrupted is not None:
+        check_lengths(prompts)
     runs = runs_of(prompts, batch_size, found.direction)
     coders = whole_coders(model, saes, strict=strict)
     prompts.check_for(model)

@@ -19,13 +19,17 @@ from ..metrics import Metric, widened
 from ..nodes import node_names
 from ..prompts import Prompts
 from ..running.runs import check_given, floats
-from .attribution import FeatureAblation
 from .coders import Coder, Split, splicing_edits
 from .effects import FeatureEffects
-from .ways import Way, read, whole_coders
+from .means import Over, means_of
+from .ways import Mean, Read, Way, check_lengths, read, whole_coders
 
-__all__ = ["CircuitErrors", "FeatureFaithfulness", "feature_faithfulness"]
+__all__ = ["CircuitAblation", "CircuitErrors", "FeatureFaithfulness", "feature_faithfulness"]
 
+CircuitAblation = Literal["corrupted", "mean", "zero"]
+"""The values of features outside of a circuit: those of the corrupted text, their mean over the
+clean texts, or zero. Of errors too, if these are nodes.
+"""
 CircuitErrors = Literal["keep", "ablate"]
 """The errors of reconstructions: all are kept, or they are nodes as features are."""
 
@@ -48,6 +52,7 @@ class FeatureFaithfulness:
             has all that matters.
         clean, empty: the metric of the model, and of the empty circuit.
         ablation, errors: as given.
+        over: of "mean", as given.
     """
 
     sizes: tuple[int, ...]
@@ -57,8 +62,9 @@ class FeatureFaithfulness:
     without: tuple[float, ...]
     clean: float
     empty: float
-    ablation: FeatureAblation
+    ablation: CircuitAblation
     errors: CircuitErrors
+    over: Over = "tokens"
 
 
 def feature_faithfulness(
@@ -69,7 +75,8 @@ def feature_faithfulness(
     found: FeatureEffects,
     *,
     sizes: Sequence[int] = (10, 30, 100, 300),
-    ablation: FeatureAblation = "corrupted",
+    ablation: CircuitAblation = "corrupted",
+    over: Over = "tokens",
     errors: CircuitErrors = "keep",
     batch_size: int = 8,
     strict: bool = True,
@@ -81,6 +88,10 @@ def feature_faithfulness(
     All other features have their ablated values. The decoder is that of the clean run, as for
     `feature_attribution`.
 
+    Marks et al. (2024) take means over the examples at each position, of features and of errors:
+    ``ablation="mean", over="sequences", errors="ablate"``, for prompts of one template. The model
+    then runs once more on all clean texts, before the circuits. Padding is in no mean.
+
     Args:
         model: the model, as for `feature_attribution`.
         prompts: the examples.
@@ -88,7 +99,10 @@ def feature_faithfulness(
         saes: those of `found`, in the same order.
         found: effects that choose the nodes of the circuits, by their absolute size.
         sizes: how many nodes the circuits have, rising.
-        ablation: the values of the other features, as for `feature_attribution`.
+        ablation: the values of the other features, see `CircuitAblation`. Only "corrupted" runs the
+            corrupted texts.
+        over: of "mean", as for the edit `mean`: "tokens", one mean over all tokens of all clean
+            texts. "sequences", a mean for each position over the clean texts; it needs two texts.
         errors: "keep": all errors are as in this run, and circuits have features alone. "ablate":
             errors are nodes, and have ablated values outside of the circuit.
         batch_size: examples that run together.
@@ -97,18 +111,28 @@ def feature_faithfulness(
 
     Raises:
         InvalidArgumentError: (a ValueError) `found` is of other autoencoders or positions; the
-            sizes do not rise from 1; the metric of the empty circuit is that of the model; as for
-            `feature_attribution`.
-        UnsupportedError, MetricError: as for `feature_patching`.
+            sizes do not rise from 1; the metric of the empty circuit is that of the model; `over`
+            without "mean"; as for `feature_attribution`.
+        UnsupportedError: (a TypeError) as for `feature_patching`; with "mean", it is not known
+            which tokens of a site are padding.
+        MetricError: as for `feature_patching`.
     """
     check_given(prompts, metric, batch_size)
     if not sizes or sizes[0] < 1 or any(a >= b for a, b in itertools.pairwise(sizes)):
         raise InvalidArgumentError(f"sizes = {tuple(sizes)}: give rising numbers from 1 up")
     for name, value, kind in (
-        ("ablation", ablation, FeatureAblation), ("errors", errors, CircuitErrors),
+        ("ablation", ablation, CircuitAblation), ("errors", errors, CircuitErrors),
+        ("over", over, Over),
     ):  # fmt: skip
         if value not in get_args(kind):
             raise InvalidArgumentError(f"{name} = {value!r}: choose one of {get_args(kind)}")
+    if over == "sequences" and (ablation != "mean" or len(prompts) < 2):
+        raise InvalidArgumentError(
+            'over = "sequences" is of ablation = "mean", and needs two texts: there are '
+            f"ablation = {ablation!r} and {len(prompts)}"
+        )
+    if ablation == "corrupted":
+        check_lengths(prompts)
     coders = whole_coders(model, saes, strict=strict)
     prompts.check_for(model)
     if node_names(model, [coder.site for coder in coders]) != found.names:
@@ -122,11 +146,15 @@ def feature_faithfulness(
     values = np.zeros((1 + len(masks), len(prompts)))
     done, total, first = 0, len(masks) * -(-len(prompts) // batch_size), 0
     with reported(progress, "Feature faithfulness") as told, torch.no_grad():
+        there: Mapping[Coder, Read | Mean] | None = None
+        if ablation == "mean":
+            there = means_of(model, coders, prompts.batches(batch_size), over)
         for batch in prompts.batches(batch_size):
             rows = slice(first, first := first + len(batch))
             here, output = read(model, coders, batch.clean)
             values[0, rows] = floats(metric(output, batch))
-            there = read(model, coders, batch.corrupted)[0] if ablation == "corrupted" else None
+            if ablation == "corrupted":
+                there = read(model, coders, batch.corrupted)[0]
             ways = [Way.of(coder, here, there) for coder in coders]
             for number, mask in enumerate(masks):
                 edits = _edits(coders, ways, mask, keep=errors == "keep")
@@ -139,13 +167,13 @@ def feature_faithfulness(
     if abs(clean - empty) <= _AS_GOOD_AS_EQUAL * float(np.abs(values[:2]).mean()):
         raise InvalidArgumentError(
             f"{metric.name!r} is {clean:.6g} of the model and {empty:.6g} of the empty circuit, so "
-            "there is nothing that a circuit could do: choose other corrupted texts or sites"
+            "there is nothing that a circuit could do: choose other texts or sites"
         )
     shares = [(one - empty) / (clean - empty) for one in means]
     count = len(sizes)
     return FeatureFaithfulness(
         tuple(sizes), tuple(len(nodes) for nodes in chosen), tuple(means[:count]),
-        tuple(shares[:count]), tuple(shares[count:]), clean, empty, ablation, errors,
+        tuple(shares[:count]), tuple(shares[count:]), clean, empty, ablation, errors, over,
     )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from ...errors import InvalidArgumentError, UnsupportedError
 from ..edits import Call, Edit
 from ..installed import intervene
 from ..metrics import widened
+from ..prompts import Prompts
 from .coders import Coder, coders_of
 from .effects import FeatureNode
 
-__all__ = ["Read", "Way", "read", "whole_coders"]
+__all__ = ["Mean", "Read", "Way", "check_lengths", "read", "whole_coders"]
 
 
 class Read(NamedTuple):
@@ -28,6 +29,31 @@ class Read(NamedTuple):
 
     value: Tensor
     given: Tensor
+
+
+class Mean(NamedTuple):
+    """Means of a site over texts, of all tokens or for each position.
+
+    Attributes:
+        features: [features] or [tokens, features], float64.
+        error: [width] or [tokens, width], float64.
+    """
+
+    features: Tensor
+    error: Tensor
+
+
+def check_lengths(prompts: Prompts) -> None:
+    """Refuses pairs whose features have no counterpart in the other text.
+
+    Raises:
+        UnsupportedError: the texts of a pair have unequal lengths.
+    """
+    if not prompts.has_equal_lengths:
+        raise UnsupportedError(
+            "features have the values of the same column of the other text, and the texts of a "
+            'pair have unequal lengths: give pairs of equal lengths, or ablation="zero"'
+        )
 
 
 def whole_coders(model: nn.Module, saes: Mapping[Any, Any], *, strict: bool) -> list[Coder]:
@@ -94,10 +120,10 @@ class Way:
     Args:
         coder: the autoencoder.
         base: what the base run has there.
-        source: what the source run has there; None: zero.
+        source: what the source run has there, or means of runs; None: zero.
     """
 
-    def __init__(self, coder: Coder, base: Read, source: Read | None) -> None:
+    def __init__(self, coder: Coder, base: Read, source: Read | Mean | None) -> None:
         self.coder = coder
         self.given = base.given
         with torch.no_grad():
@@ -106,6 +132,9 @@ class Way:
             self.error = widened(base.value) - split.rebuilt.to(widened(base.value))
             if source is None:
                 self.feature_change, self.error_change = -self.features, -self.error
+            elif isinstance(source, Mean):
+                self.feature_change = source.features.to(self.features) - self.features
+                self.error_change = source.error.to(self.error) - self.error
             else:
                 other = coder.split(
                     source.value, source.given if coder.source is not None else None
@@ -118,7 +147,9 @@ class Way:
         self.gradients: list[Tensor] | None = None
 
     @classmethod
-    def of(cls, coder: Coder, here: dict[Coder, Read], there: dict[Coder, Read] | None) -> Way:
+    def of(
+        cls, coder: Coder, here: Mapping[Coder, Read], there: Mapping[Coder, Read | Mean] | None
+    ) -> Way:
         return cls(coder, here[coder], None if there is None else there[coder])
 
     def leaves(self, alpha: float) -> list[Tensor]:

@@ -15,7 +15,7 @@ from ...analysis.causal_graph.parts import INPUTS, split_span
 from ...errors import InvalidArgumentError
 from ..decoders import DecoderGraph
 from ..edits import apply
-from ..prompts import Positions, Prompts
+from ..prompts import Positions, Prompts, Text
 from .residuals import written
 from .spans import Spans
 
@@ -33,7 +33,8 @@ class EdgeBlock:
         readers: the number of the readers.
         input: of heads; None: experts, an MLP or the logits.
         span: of the results.
-        sources: the spans in which the sources write.
+        sources: the spans in which the sources write; none, if the tokens of the span have no
+            counterpart in the other run, and the input reads no other ones.
         targets: the nodes.
         upstream: the number of source nodes.
         begin: the number of the first edge.
@@ -88,7 +89,7 @@ class EdgeSpace:
     A node at a span is what the part writes to the residual stream at the tokens of the span. An
     edge into an MLP, an expert, the logits or the query of a head joins equal spans. An edge into a
     key or value leads from the span of the key to the span of the query, so it is what the head
-    returns there that differs.
+    returns there that differs. No edge begins in a span without a counterpart in the other run.
 
     Args:
         decoder: the decoder.
@@ -104,7 +105,8 @@ class EdgeSpace:
     def __init__(self, decoder: DecoderGraph, spans: Spans, causal: bool = True) -> None:
         self.decoder = decoder
         self.spans = spans
-        carried = spans.carried(causal)
+        origins = spans.sources
+        carried = [tuple(one for one in read if one in origins) for read in spans.carried(causal)]
         blocks: list[EdgeBlock] = []
         begin = 0
         for number, readers in enumerate(decoder.readers):
@@ -112,7 +114,8 @@ class EdgeSpace:
             targets = tuple(dict.fromkeys(node for node, _ in readers.inputs))
             for span in range(len(spans)):
                 for kind in kinds:
-                    sources = carried[span] if kind in ("k", "v") else (span,)
+                    own = (span,) if span in origins else ()
+                    sources = carried[span] if kind in ("k", "v") else own
                     blocks.append(
                         EdgeBlock(number, kind, span, sources, targets, readers.upstream, begin)
                     )
@@ -131,13 +134,21 @@ class EdgeSpace:
         }
 
     @classmethod
-    def of(cls, decoder: DecoderGraph, positions: Positions, prompts: Prompts) -> EdgeSpace:
+    def of(
+        cls, decoder: DecoderGraph, positions: Positions, prompts: Prompts, text: Text = "clean"
+    ) -> EdgeSpace:
         """The edges at the positions that a caller gives.
+
+        Args:
+            decoder: the decoder.
+            positions: see `Positions`.
+            prompts: the examples.
+            text: the text of each pair that runs while edges are changed.
 
         Raises:
             InvalidArgumentError, UnsupportedError: as `Spans.of`.
         """
-        spans = Spans.of(positions, prompts)
+        spans = Spans.of(positions, prompts, text)
         return cls(decoder, spans, len(spans) == 1 or is_causal(decoder, prompts))
 
     def check_size(self) -> None:
@@ -213,6 +224,12 @@ class EdgeSpace:
                 )
             places.append(None if name is None else self.spans.names.index(name))
         found = Ends(at, places[0], number, place, head, inputs, places[1])
+        if self.spans.others is not None and places[0] not in self.spans.sources:
+            known = ", ".join(repr(self.spans.names[one]) for one in self.spans.sources)
+            raise InvalidArgumentError(
+                f"the model has no edge {Edge(*key).id!r}: the two texts of a pair have the same "
+                f"roles, and other tokens have no counterpart, so an edge begins at {known}"
+            )
         if not self._numbers(found):
             raise InvalidArgumentError(
                 f"the model has no edge {Edge(*key).id!r}: the position of a node is where it "
@@ -271,11 +288,17 @@ class EdgeSpace:
         return mask
 
     def nodes(self) -> list[Node]:
-        """All nodes, each at all spans."""
+        """All nodes, each at all spans at which it has edges."""
+        ends = {(name, span) for name in self.decoder.sources for span in self.spans.sources}
+        ends.update(
+            (target, block.span) for block in self.blocks if block.sources
+            for target in block.targets
+        )  # fmt: skip
         return [
             Node(self.spans.node(name, span))
             for span in range(len(self.spans))
             for name in (*self.decoder.sources, "logits")
+            if (name, span) in ends
         ]
 
     def graph(self, edges: Iterable[Edge], **about: Any) -> CausalGraph:
@@ -295,7 +318,7 @@ def is_causal(decoder: DecoderGraph, prompts: Prompts) -> bool:
     Rounding may look like a change. Then the answer is False, and edges that cannot act have the
     effect 0.
     """
-    real = prompts.real_tokens()
+    real = prompts.as_run_on("clean").real_tokens()
     longest = int(real.sum(1).argmax())
     inputs = {name: one[longest : longest + 1] for name, one in prompts.clean.items()}
     last = int(real[longest].nonzero()[-1])

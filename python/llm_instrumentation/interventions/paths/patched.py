@@ -28,8 +28,8 @@ class Patched:
 
     Args:
         space: all edges.
-        spans: of these examples.
-        batch: the examples.
+        spans: of these examples, on the device of the model.
+        batch: the examples, as the metric of the changed run gets them.
         inputs: those of the run that is changed.
         metric: of each example.
         difference: what nodes write in the other run, minus what they write in this one.
@@ -41,7 +41,7 @@ class Patched:
         metric: Metric, difference: Change, edges: Sequence[Ends],
     ) -> None:  # fmt: skip
         self._graph = space.decoder
-        self._spans = spans.on(difference.values[0].device)
+        self._spans = spans
         self._batch = batch
         self._inputs = inputs
         self._metric = metric

@@ -16,6 +16,7 @@ from ..installed import intervene
 from ..metrics import widened
 from .mixing import check_apart
 from .post_norms import written_change
+from .spans import Spans
 
 __all__ = ["Change", "Written", "before_norm", "behind_norm", "check_linear", "linear", "written"]
 
@@ -70,6 +71,27 @@ class Written:
         """What the nodes write in this run, minus what they write in another."""
         pairs = enumerate(zip(self.values, other.values, strict=True))
         return Change(other, {at: widened(one) - widened(another) for at, (one, another) in pairs})
+
+    def at_counterparts(self, base: Written, spans: Spans) -> Written:
+        """What the nodes write in this run, at the tokens that another run has.
+
+        Args:
+            base: what they write in the other run.
+            spans: of the other run. Without `others` tokens stand in the same columns, and this
+                object is returned.
+
+        Returns:
+            the first token of each role has what the nodes write at the first token of this role in
+            this run, and so on. All other tokens have what they write in `base`.
+        """
+        if spans.others is None:
+            return self
+        found = [value.clone() for value in base.values]
+        for number in spans.sources:
+            here, there = spans.index == number, spans.others == number
+            for value, own in zip(found, self.values, strict=True):
+                value[here] = own[there]
+        return Written(self.decoder, found)
 
     def residuals(self) -> list[Tensor]:
         """What each of `decoder.readers` reads: [batch, tokens, width] of each."""

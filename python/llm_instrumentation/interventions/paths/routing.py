@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
 from ..prompts import Prompts
 from .residuals import Written
+from .spans import Spans
 
 __all__ = ["RoutingChanges"]
 
@@ -20,12 +22,21 @@ class RoutingChanges:
         self._counts: dict[str, int] = {}
         self._tokens = 0
 
-    def add(self, clean: Written, corrupted: Written, batch: Prompts) -> None:
-        """Adds the tokens of a batch. Padding does not count, if the mask says what is padding."""
+    def add(self, clean: Written, corrupted: Written, batch: Prompts, spans: Spans) -> None:
+        """Adds the tokens of a batch. Padding does not count, if the mask says what is padding.
+
+        Args:
+            clean: the clean run.
+            corrupted: the corrupted one, at the tokens of the clean run.
+            batch: the examples.
+            spans: theirs. With `others` only the tokens count that have a counterpart.
+        """
         try:
             real = batch.real_tokens()
         except UnsupportedError:
             real = clean.values[0].new_ones(clean.values[0].shape[:2]).bool()
+        if spans.others is not None and spans.index is not None:
+            real = torch.isin(spans.index, torch.tensor(spans.sources, device=spans.index.device))
         self._tokens += int(real.sum())
         for number, writers in enumerate(clean.decoder.writers):
             if writers.kind == "experts":

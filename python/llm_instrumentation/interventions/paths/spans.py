@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...analysis.causal_graph.parts import at_span
-from ...errors import InvalidArgumentError
-from ..prompts import Positions, Prompts
+from ...errors import InvalidArgumentError, UnsupportedError
+from ..prompts import Positions, Prompts, Text
 
-__all__ = ["REST", "Spans"]
+__all__ = ["REST", "Spans", "check_roles_named"]
 
 #: The span of the tokens that no other span has.
 REST = "rest"
@@ -30,37 +30,60 @@ class Spans:
             columns, and nodes have no position.
         index: the number of the span of each column, int64 [examples, tokens]; the number of spans
             for padding. None: there is one span.
+        others: likewise, of each column of the other text of a pair, whose values take the place of
+            those of this text. Tokens of "rest" have the number of spans there: they have no
+            counterpart. None: the counterpart of a token is the one in the same column.
     """
 
     names: tuple[str | None, ...] = (None,)
     index: Tensor | None = None
+    others: Tensor | None = None
 
     @classmethod
-    def of(cls, positions: Positions, prompts: Prompts) -> Spans:
+    def of(cls, positions: Positions, prompts: Prompts, text: Text = "clean") -> Spans:
         """The spans of all examples.
+
+        Args:
+            positions: see `Positions`.
+            prompts: the examples.
+            text: the text of each pair that has the spans.
 
         Raises:
             InvalidArgumentError: `positions` is of another type; a span has no token or padding of
                 an example, or a token of another span; "each", and the examples have padding at
                 different places.
+            SpanError: the prompts have no span of a name.
             UnsupportedError: the attention mask does not say which tokens are padding.
         """
         if positions is None:
             return cls()
-        real = prompts.real_tokens().cpu()
+        real = prompts.as_run_on(text).real_tokens().cpu()
         if isinstance(positions, str):
             if positions != "each":
                 raise InvalidArgumentError(
                     f'positions = {positions!r}: give "each", spans by name, or None'
                 )
             return cls._each(real)
-        if not isinstance(positions, Mapping) or not positions:
+        if not isinstance(positions, Collection) or not len(positions):
             raise InvalidArgumentError(
                 f'positions = {positions!r}: give "each", spans as {{"subject": slice(1, 4), '
-                '"end": -1}, or None'
+                '"end": -1}, names of spans of the prompts, or None'
             )
+        if not isinstance(positions, Mapping):
+            return cls._roles([_name(name) for name in positions], prompts, text, real)
         masks = {_name(name): _mask(name, one, real) for name, one in positions.items()}
         return cls._named(masks, real)
+
+    @classmethod
+    def _roles(cls, names: list[str], prompts: Prompts, text: Text, real: Tensor) -> Spans:
+        found = cls._named({name: prompts.role(name, text).cpu() for name in names}, real)
+        if prompts.corrupted_spans is None:
+            return found
+        others = torch.full(real.shape, len(found))
+        for name in names:
+            there = prompts.role(name, "corrupted" if text == "clean" else "clean").cpu()
+            others[there] = found.names.index(name)
+        return dataclasses.replace(found, others=others)
 
     @classmethod
     def _each(cls, real: Tensor) -> Spans:
@@ -114,13 +137,25 @@ class Spans:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def sources(self) -> range | tuple[int, ...]:
+        """The spans whose tokens have a counterpart in the other run. There edges begin."""
+        every = range(len(self))
+        if self.others is None:
+            return every
+        return tuple(number for number in every if bool((self.others == number).any()))
+
     def part(self, rows: slice) -> Spans:
         """The spans of some of the examples."""
-        return self if self.index is None else Spans(self.names, self.index[rows])
+        return self._each_index(lambda index: index[rows])
 
     def on(self, device: Any) -> Spans:
-        """The spans with the index on a device."""
-        return self if self.index is None else Spans(self.names, self.index.to(device))
+        """The spans with their indices on a device."""
+        return self._each_index(lambda index: index.to(device))
+
+    def _each_index(self, change: Callable[[Tensor], Tensor]) -> Spans:
+        index, others = (None if one is None else change(one) for one in (self.index, self.others))
+        return Spans(self.names, index, others)
 
     def columns(self, number: int | None) -> Tensor | None:
         """The tokens of a span, bool [examples, tokens]; None: all columns."""
@@ -144,6 +179,34 @@ class Spans:
         last = columns.masked_fill(~inside, -1).amax(1)
         reads = (first[:, None, :] <= last[:, :, None]).any(0)  # [query span, key span]
         return [tuple(row.nonzero()[:, 0].tolist()) for row in reads]
+
+
+def check_roles_named(positions: Positions, prompts: Prompts, steps: int | None = None) -> None:
+    """Refuses edges whose ends have no counterpart in the other text of a pair.
+
+    Args:
+        positions: of the edges.
+        prompts: the examples.
+        steps: of integrated gradients; None: there are none.
+
+    Raises:
+        UnsupportedError: the spans of pairs stand in different columns, and `positions` are no
+            names of spans, or there are steps.
+    """
+    if prompts.corrupted_spans is None:
+        return
+    known = ", ".join(map(repr, prompts.spans))
+    if positions is None or isinstance(positions, (str, Mapping)):
+        raise UnsupportedError(
+            "the spans of the clean and the corrupted texts stand in different columns, so only "
+            f"the tokens of spans have counterparts: name them, as with positions=[{known}]"
+        )
+    if steps is not None:
+        raise UnsupportedError(
+            "steps lead from the embeddings of the clean text to those of the corrupted one column "
+            "by column, and the spans of the two texts stand in different columns: leave steps "
+            "out, or measure with edge_patching"
+        )
 
 
 def _name(name: object) -> str:

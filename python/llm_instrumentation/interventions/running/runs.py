@@ -220,9 +220,10 @@ def check_columns(prompts: Prompts) -> None:
     """
     if prompts.corrupted_spans is not None:
         raise UnsupportedError(
-            "the spans of the clean and the corrupted texts stand in different columns, and edges "
-            "exchange values column by column: give pairs with spans in the same columns, or "
-            "measure nodes at spans, with activation_patching"
+            "the spans of the clean and the corrupted texts stand in different columns, so tokens "
+            "in no span have no counterpart, and a circuit needs the edges of all tokens: give "
+            "pairs with spans in the same columns, or measure single edges, with edge_patching and "
+            "positions=list(prompts.spans)"
         )
 
 
