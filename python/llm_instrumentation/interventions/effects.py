@@ -1,10 +1,12 @@
-"""Effects of nodes of a model on a metric, for each example: a table, a figure, a graph."""
+"""Effects of nodes of a model on a metric, for each example: a table, a figure, a graph, a file."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,13 @@ from .._extras import extra
 from .._html import block, table
 from ..analysis.causal_graph import CausalGraph
 from ..analysis.causal_graph import Node as GraphNode
+from ..analysis.files.stored_effects import (
+    StoredEffects,
+    StoredNode,
+    metric_difference,
+    read_effects,
+    write_effects,
+)
 from ..analysis.significance import (
     Adjustment,
     MeanInterval,
@@ -22,12 +31,12 @@ from ..analysis.significance import (
     permutation_test,
     width_remark,
 )
-from ..errors import InvalidArgumentError
+from ..errors import CorruptError, InvalidArgumentError
 from .metrics import Metric
-from .nodes import node_names
+from .nodes import NodeKind, node_kinds, node_names
 from .prompts import Direction, Prompts
 from .running.runs import Floats, Target, model_name, versions
-from .sites import Site, position_of, role_of
+from .sites import Site, Where, position_of, role_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,9 +47,6 @@ __all__ = ["Effects"]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _SHOWN = 20  # rows in a notebook
-# The metrics of the clean and corrupted inputs are as good as equal if their difference is below
-# this share of them. bfloat16 rounds by as much.
-_AS_GOOD_AS_EQUAL = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +70,7 @@ class Effects:
         clean_ids: the token ids of the clean inputs, of the text that all sites are in: int64,
             [examples, tokens]; -1 is padding. None: unknown, or the sites are in several texts.
         corrupted_ids: likewise, of the corrupted inputs. None also for ablations.
+        kinds: the kind of each node, as in `sites_of`; empty: unknown.
     """
 
     sites: tuple[Site, ...]
@@ -77,6 +84,7 @@ class Effects:
     model: str
     clean_ids: Ids | None = None
     corrupted_ids: Ids | None = None
+    kinds: tuple[NodeKind, ...] = ()
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -124,15 +132,14 @@ class Effects:
             InvalidArgumentError: (a ValueError) the mean metrics of the clean and the corrupted
                 inputs are as good as equal, so shares would have no meaning.
         """
-        clean, corrupted = float(self.clean.mean()), float(self.corrupted.mean())
-        size = max(float(np.abs(self.clean).mean()), float(np.abs(self.corrupted).mean()))
-        if abs(clean - corrupted) <= _AS_GOOD_AS_EQUAL * size:
+        if (difference := metric_difference(self.clean, self.corrupted)) is None:
             raise InvalidArgumentError(
-                f"the mean {self.metric} is {clean:.6g} for the clean inputs and {corrupted:.6g} "
-                "for the corrupted ones: they are too close to divide by their difference. Choose "
-                "other pairs or another metric, or use the effects as they are"
+                f"the mean {self.metric} is {self.clean.mean():.6g} for the clean inputs and "
+                f"{self.corrupted.mean():.6g} for the corrupted ones: they are too close to divide "
+                "by their difference. Choose other pairs or another metric, or use the effects as "
+                "they are"
             )
-        return self.mean / (clean - corrupted)
+        return self.mean / difference
 
     def intervals(self, confidence: float = 0.95, *, seed: int = 0) -> MeanInterval:
         """Confidence intervals of the mean effects, each of [nodes]. See `bootstrap_interval`.
@@ -168,6 +175,77 @@ class Effects:
             return np.full(len(values), np.nan), np.full(len(values), np.nan)
         found = bootstrap_interval(values.T)
         return found.low, found.high
+
+    # ---- files ------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, tokenizer: Any = None) -> Path:
+        """Writes the effects to a Parquet file, with those on each example.
+
+        `strap serve --effects` shows it in a browser. The file appears when it is complete; a file
+        at `path` is replaced. It has a row for each node: its name, its site, and `values`, a list
+        with the effect on each example.
+
+        Args:
+            path: the file; its name ends in .parquet.
+            tokenizer: its `decode` gives the texts of the tokens, which are stored too. None: token
+                ids alone are stored.
+
+        Returns:
+            the path.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) the name ends otherwise; two nodes have the same
+                name; there are more than 2^20 nodes or 2^26 values; with `tokenizer`, the token ids
+                are not known.
+            NoSpaceError, StrapIOError: (an OSError) the file cannot be written.
+        """
+        texts = {}
+        if tokenizer is not None:
+            if self.clean_ids is None:
+                raise InvalidArgumentError(
+                    "tokenizer is for effects with token ids, and these have none: leave it out"
+                )
+            given = [ids for ids in (self.clean_ids, self.corrupted_ids) if ids is not None]
+            numbers = np.unique(np.concatenate([ids.reshape(-1) for ids in given])).tolist()
+            texts = {number: str(tokenizer.decode([number])) for number in numbers if number >= 0}
+        kinds = self.kinds or (None,) * len(self.nodes)
+        nodes = tuple(map(_stored, self.nodes, self.sites, kinds))
+        about = {
+            name: getattr(self, name)
+            for name in ("clean", "corrupted", "metric", "method", "direction", "model")
+        }
+        return write_effects(
+            Path(path),
+            StoredEffects(
+                nodes=nodes, values=self.values, **about, clean_ids=self.clean_ids,
+                corrupted_ids=self.corrupted_ids, texts=texts,
+            ),
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Effects:
+        """Reads a file of `save`.
+
+        Raises:
+            NotFoundError: (a FileNotFoundError) there is no such file.
+            CorruptError: (a ValueError) it holds something else, or is damaged.
+            UnsupportedError: a later version wrote it, or it has more values than are read.
+            StrapIOError: (an OSError) it cannot be read.
+        """
+        found = read_effects(path)
+        kinds = tuple(node.kind for node in found.nodes if node.kind is not None)
+        if found.direction not in get_args(Direction):
+            raise CorruptError(f"{os.fspath(path)}: there is no direction {found.direction!r}")
+        try:
+            sites = tuple(map(_site, found.nodes))
+        except (InvalidArgumentError, TypeError, KeyError) as error:
+            raise CorruptError(f"{os.fspath(path)}: a node has no site: {error}") from error
+        return cls(
+            sites, tuple(node.name for node in found.nodes), found.values, found.clean,
+            found.corrupted, found.metric, found.method, cast(Direction, found.direction),
+            found.model, found.clean_ids, found.corrupted_ids,
+            kinds if len(kinds) == len(sites) else (),
+        )  # fmt: skip
 
     # ---- to other things --------------------------------------------------------------------
 
@@ -254,6 +332,37 @@ class Effects:
         return plot_effects(self, ax, tokenizer)
 
 
+_SLICE = ("start", "stop", "step")
+
+
+def _stored(name: str, site: Site, kind: NodeKind | None) -> StoredNode:
+    """A node with its site as plain values."""
+
+    def choice(value: Any) -> Any:
+        if isinstance(value, slice):
+            return {part: getattr(value, part) for part in _SLICE}
+        return [choice(one) for one in value] if isinstance(value, tuple) else value
+
+    return StoredNode(
+        name, kind, site.layer,
+        **{part: choice(getattr(site, part)) for part in Where.__annotations__},
+    )  # fmt: skip
+
+
+def _site(node: StoredNode) -> Site:
+    """The site of a stored node.
+
+    Raises:
+        InvalidArgumentError, TypeError, KeyError: it has none.
+    """
+
+    def choice(value: Any) -> Any:
+        return slice(*(value[part] for part in _SLICE)) if isinstance(value, dict) else value
+
+    parts: Any = {part: choice(getattr(node, part)) for part in Where.__annotations__}
+    return Site(node.layer, **parts)
+
+
 def effects_of(
     model: nn.Module,
     prompts: Prompts,
@@ -280,4 +389,5 @@ def effects_of(
     return Effects(
         sites, node_names(model, sites), values, clean, corrupted, metric.name, method, direction,
         model_name(model), clean_ids, None if method.endswith("ablation") else corrupted_ids,
+        node_kinds(model, sites),
     )  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from torch import nn
 
+from ..analysis.files.stored_effects import NodeKind
 from ..core.tensors.model_sites import attention_blocks, layers_of, mlps_of
 from ..core.tensors.modules import adapter_advice, has_forward, modules_by_name
 from ..errors import InvalidArgumentError
@@ -15,10 +16,7 @@ from .experts import SHARED, experts_of
 from .heads import attention_heads
 from .sites import Site
 
-__all__ = ["NodeKind", "node_names", "sites_of"]
-
-NodeKind: TypeAlias = Literal["layers", "attention", "mlp", "heads", "experts", "modules"]
-"""The kinds of `sites_of`."""
+__all__ = ["NodeKind", "node_kinds", "node_names", "sites_of"]
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -130,6 +128,25 @@ def node_names(model: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
     attention = _numbers(_attention(model))
     mlps = _numbers([_added(modules, name).layer for name in _mlps(model)])
     return tuple(_name(site, attention, mlps) for site in sites)
+
+
+def node_kinds(model: nn.Module, sites: Sequence[Site]) -> tuple[NodeKind, ...]:
+    """The kind of each site: that of `sites_of`, or "modules" for what is none of the others."""
+    modules = modules_by_name(model)
+    of_layer: dict[str, NodeKind] = dict.fromkeys(_layers(model), "layers")
+    named: tuple[tuple[NodeKind, list[str]], ...] = (
+        ("attention", _attention(model)), ("mlp", _mlps(model)),
+    )  # fmt: skip
+    of_layer |= {_added(modules, name).layer: kind for kind, names in named for name in names}
+
+    def kind_of(site: Site) -> NodeKind:
+        if site.head is not None:
+            return "heads"
+        if site.side == "experts":
+            return "experts"
+        return "modules" if site.side == "input" else of_layer.get(site.layer, "modules")
+
+    return tuple(map(kind_of, sites))
 
 
 def _numbers(names: Sequence[str]) -> dict[str, int]:

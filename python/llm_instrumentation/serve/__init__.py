@@ -1,4 +1,4 @@
-"""A local page to look into captures in a browser: layers, tensors, tokens and features.
+"""A local page to look into captures in a browser: layers, tokens, features and effects.
 
 :class:`CaptureServer` serves it; the command ``strap serve`` runs one.
 """

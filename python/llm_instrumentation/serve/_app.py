@@ -28,6 +28,7 @@ from ..analysis.reader import UnknownActivationError
 from ..analysis.rows import NoCallsError
 from ..errors import InvalidArgumentError, NotFoundError, StrapError
 from ._captures import Capture
+from ._effects import EffectMaps
 from ._features import ORDERS, Features
 from ._guard import Guard
 from ._query import Query
@@ -41,8 +42,8 @@ __all__ = ["create_app"]
 #: The files that the server gives, and no others.
 _STATIC = (
     "index.html", "style.css", "app.js", "api.js", "charts.js", "colors.js", "contexts.js",
-    "dom.js", "features.js", "heads.js", "heatmap.js", "layer.js", "lists.js", "overview.js",
-    "search.js", "tokens.js", "units.js",
+    "dom.js", "effects.js", "features.js", "heads.js", "heatmap.js", "layer.js", "lists.js",
+    "overview.js", "search.js", "tokens.js", "units.js",
 )  # fmt: skip
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
@@ -59,6 +60,7 @@ _Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 def create_app(
     captures: Sequence[Capture],
     features: Features | None,
+    effects: Sequence[EffectMaps],
     worker: Executor,
     *,
     token: str,
@@ -69,12 +71,13 @@ def create_app(
     Args:
         captures: the captures; a request says which by its number.
         features: the features of an autoencoder, or None.
-        worker: reads captures and features. It has one thread, so the memory for requests that
-            come together is that of one.
+        effects: the files of effects; a request says which by its number.
+        worker: reads captures, features and effects. It has one thread, so the memory for requests
+            that come together is that of one.
         token: the secret that the first request must have.
         port: of the server; a request for another host or port is refused.
     """
-    answers, scans = _Answers(captures, features), Scans(worker, _json)
+    answers, scans = _Answers(captures, features, effects), Scans(worker, _json)
     routes = [
         Route("/", _page("index.html")),
         Route("/static/theme.css", _bytes(css_root().encode(), "text/css")),
@@ -114,6 +117,9 @@ _PATHS = (
     "search",
     "features",
     "feature",
+    "effects",
+    "effects_tile",
+    "effect",
 )
 _SCANS = ("units", "unit")  # likewise; these take long
 
@@ -124,11 +130,15 @@ class _Answers:
     Args:
         captures: the captures that are served.
         features: the features of an autoencoder; None: none were given.
+        effects: files of effects; none: none were given.
     """
 
-    def __init__(self, captures: Sequence[Capture], features: Features | None) -> None:
+    def __init__(
+        self, captures: Sequence[Capture], features: Features | None, effects: Sequence[EffectMaps]
+    ) -> None:
         self._captures = captures
         self._given = features
+        self._effects = effects
 
     def by_path(self, paths: Sequence[str]) -> dict[str, _Answer]:
         """The methods by the path that they answer."""
@@ -139,6 +149,7 @@ class _Answers:
             "version": __version__,
             "captures": [one.path for one in self._captures],
             "features": None if self._given is None else self._given.about,
+            "effects": [one.about for one in self._effects],
         }
 
     def overview(self, query: Query) -> Any:
@@ -211,6 +222,23 @@ class _Answers:
     def feature(self, query: Query) -> Any:
         return self._described().feature(query.integer("feature", high=_MOST))
 
+    def effects(self, query: Query) -> Any:
+        return self._measured(query).listing(query.text("kind"), *self._page(query))
+
+    def effects_tile(self, query: Query) -> Any:
+        values, labels = self._measured(query).tile(
+            query.text("kind"),
+            self._part(query),
+            query.integer("rows", 256, low=1, high=_SIDE),
+            query.integer("columns", 512, low=1, high=_SIDE),
+        )
+        return _FloatAnswer(values, labels)
+
+    def effect(self, query: Query) -> Any:
+        row, column = query.integer("row", high=_MOST), query.integer("column", high=_MOST)
+        node, found = self._measured(query).node(query.text("kind"), row, column)
+        return {**found, "captured": self._capture(query).of_node(node)}
+
     def units(self, query: Query) -> Scan:
         order = query.choice("order", ORDERS_OF_UNITS)
         layer, without = self._of_units(query)
@@ -251,6 +279,16 @@ class _Answers:
             query.integer("top", high=_MOST), query.integer("left", high=_MOST),
             query.integer("height", high=_MOST), query.integer("width", high=_MOST),
         )  # fmt: skip
+
+    def _measured(self, query: Query) -> EffectMaps:
+        """The effects of a query.
+
+        Raises:
+            NotFoundError: none were given.
+        """
+        if not self._effects:
+            raise NotFoundError("no effects were given: start strap serve with --effects FILE")
+        return self._effects[query.integer("file", 0, high=len(self._effects) - 1)]
 
     def _described(self) -> Features:
         """The features.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..analysis.activation import Activation
+from ..analysis.files.stored_effects import StoredNode
 from ..analysis.neurons.unit_logits import UnitLogits
 from ..analysis.reader import ActivationReader, ActivationView
 from ..analysis.reading.summary import LayerSummary, layers, summary
@@ -146,8 +148,33 @@ class Capture:
 
     # ---- one layer, one tensor ------------------------------------------------
 
+    def of_node(self, node: StoredNode) -> list[dict[str, Any]]:
+        """What the capture has of a node: its layer, and of attention the weights.
+
+        Returns:
+            for each the name of a tensor, and the number of the matrix that belongs to the node's
+            head; None: the node is no head, or the tensor has no matrix for each.
+        """
+        name = node.layer + ("!input" if node.side == "input" else "")
+        found: list[dict[str, Any]] = []
+        if name in self._reader.layers:
+            found.append({"layer": name, "lead": None})
+        if node.kind not in ("attention", "heads"):
+            return found
+        for name in self._reader.layers:
+            if name.startswith((f"{node.layer}.", f"{node.layer}[")):
+                first = self._reader[name][0]
+                if len(first.shape or ()) == 4 and self._is_attention(first):
+                    return [*found, {"layer": name, "lead": node.head}]
+        return found
+
+    def _is_attention(self, activation: Activation) -> bool:
+        return activation.transform is None and self._tensor(activation, 0).is_attention()
+
     def activations(self, layer: str, begin: int, count: int, step: int | None) -> dict[str, Any]:
-        """Some tensors of a layer, in the order of capture.
+        """Some tensors of a layer, in the order of capture; and the layers of its kind.
+
+        These have the same name but for the numbers in it: the same part of every block.
 
         Args:
             layer: its name.
@@ -162,6 +189,7 @@ class Capture:
         return {
             "total": len(view),
             "begin": begin,
+            "alike": [name for name in self._reader.layers if _kind(name) == _kind(layer)],
             "activations": [_listed(one) for one in view[begin : begin + count]],
         }
 
@@ -170,7 +198,7 @@ class Capture:
         activation, place, of = self._activation(row)
         tensor = self._tensor(activation, fold)
         found = tensor.summary()
-        attention = activation.transform is None and tensor.is_attention()
+        attention = self._is_attention(activation)
         whole = tensor.size > 0 and len(tensor.shape) > 1
         return {
             **_described(activation),
@@ -216,7 +244,7 @@ class Capture:
             tokens, or unknown ones. And the problem: why tokens are unknown, or None.
         """
         activation = self._activation(row)[0]
-        attention = activation.transform is None and self._tensor(activation, 0).is_attention()
+        attention = self._is_attention(activation)
         found = axes_of(self._reader, activation, lead, attention=attention)
         top, left, height, width = rect
 
@@ -324,6 +352,11 @@ class Capture:
     def search(self, kind: str, wanted: str, begin: int, count: int) -> dict[str, Any]:
         """Tokens or texts; see `Texts.search`."""
         return self._texts().search(kind, wanted, begin, count)
+
+
+def _kind(layer: str) -> str:
+    """The name of a layer with # for each number in it."""
+    return re.sub("[0-9]+", "#", layer)
 
 
 def narrowed(vector: npt.NDArray[np.float32], columns: int) -> npt.NDArray[np.float32]:

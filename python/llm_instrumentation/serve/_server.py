@@ -25,6 +25,7 @@ from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError, StrapIOError
 from ._app import create_app
 from ._captures import Capture
+from ._effects import EffectMaps
 from ._features import Features
 from ._guard import OWNER
 from ._tensors import Cache
@@ -125,12 +126,14 @@ class CaptureServer:
 
     It takes the memory of an `ActivationReader`, 64 MiB of decoded values, and 4 to 8 bytes for
     each token of the calls file once a text is looked at. While units are looked for, it takes 48
-    MiB, and 70 bytes for each row of their layer. A model that is given stays in memory.
+    MiB, and 70 bytes for each row of their layer. A model and effects that are given stay in
+    memory.
 
     Args:
         sources: streams, or readers. A reader that is given stays open at the end.
         port: the port; 0: a free one.
         features: a folder that `save_features` has written, or None.
+        effects: files that `interventions.Effects.save` has written.
         tokenizer: its `decode` gives the texts of tokens. None: the token file gives them where it
             has them; otherwise token ids stand for them.
         model: the model that was captured, for the tokens whose logits a unit raises and lowers.
@@ -144,7 +147,7 @@ class CaptureServer:
         StrapIOError: (an OSError) the port is taken.
         InvalidArgumentError: (a ValueError) `sources` is empty, or `port` is no port.
         MissingExtraError: (an ImportError) the extra `serve` is not installed.
-        StrapError: a stream or the features cannot be read.
+        StrapError: a stream, the features or the effects cannot be read.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class CaptureServer:
         *,
         port: int = 0,
         features: str | os.PathLike[str] | None = None,
+        effects: Iterable[str | os.PathLike[str]] = (),
         tokenizer: Any = None,
         model: nn.Module | None = None,
         writes: Callable[[str], nn.Module | None] | None = None,
@@ -168,6 +172,7 @@ class CaptureServer:
             if not captures:
                 raise InvalidArgumentError("no stream to serve: give one")
             described = None if features is None else Features(features)
+            measured = [EffectMaps(path, tokenizer) for path in effects]
             worker = ThreadPoolExecutor(1, "strap-serve-reading")
             opened.callback(worker.shutdown, cancel_futures=True)
             # What the first page asks for is found while the browser starts.
@@ -175,7 +180,7 @@ class CaptureServer:
             self._socket = opened.enter_context(_listening(port))
             port, token = self._socket.getsockname()[1], secrets.token_urlsafe(32)
             self.url = f"http://127.0.0.1:{port}/?token={token}"
-            app = create_app(captures, described, worker, token=token, port=port)
+            app = create_app(captures, described, measured, worker, token=token, port=port)
             self._server = Server(
                 Config(
                     app,

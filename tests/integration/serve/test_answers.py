@@ -277,7 +277,7 @@ def test_what_is_not_there_is_said(client):
     assert client.ask("texts", capture=1)[0] == 404, "it has no calls file"
     assert client.ask("text", sequence=99)[0] == 400
     assert client.ask("nothing")[0] == 404
-    assert client.ask("overview", capture=3)[0] == 400
+    assert client.ask("overview", capture=4)[0] == 400
 
 
 def test_a_capture_is_read_again_while_it_grows_and_after_it_was_replaced(path):

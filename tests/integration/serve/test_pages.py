@@ -35,6 +35,9 @@ VIEWS = {
     "layers of units": "view=units",
     "a unit": f"view=units&layer={LAYER}.intermediate&unit=7",
     "no units": "view=units&layer=pooler",
+    "effects": "view=effects",
+    "an effect": "capture=3&view=effects&kind=layers&row=1&column=4",
+    "effects of heads": "capture=3&view=effects&file=1&row=2&column=1",
     "older": "capture=1",
     "an older tensor": "capture=1&view=layer&layer=big&fold=4",
     "no texts": "capture=1&view=tokens",
@@ -203,6 +206,32 @@ def test_attention_has_square_cells_tokens_and_all_heads(page, server, weights, 
     query, key = tokens[1], tokens[0]
     expected = f'[2, 6, 1, 0], query "{query}", key "{key}": {values[6, 1, 0].item()!r}'
     until(lambda: page.locator(".said").inner_text() == expected)
+
+
+def test_the_same_head_of_another_layer_is_a_choice_away(page, server, weights):
+    shown(
+        page, server, f"capture=2&view=layer&layer={WEIGHTS}&lead=16&top=0&left=0&height=9&width=9"
+    )
+    choice = page.get_by_label("Go to layer")
+    names = [WEIGHTS.replace("3", str(number)) for number in range(6)]
+    assert choice.locator("option").all_inner_texts() == names
+    choice.select_option(names[5])
+    page.get_by_role("heading", name=names[5], exact=True).wait_for()
+    ready(page)
+    assert page.locator("h2").nth(0).inner_text() == "Head 4"
+    with ActivationReader(weights) as reader:
+        largest = reader[names[5]][0].to_numpy()[1, 4].max()
+    legend = page.locator(".legend span").nth(1).inner_text()
+    assert float(legend) == pytest.approx(largest, rel=1e-4)
+    assert "height=" not in page.url
+    # The step stays.
+    shown(page, server, f"view=layer&layer={LAYER}.output")
+    page.locator(".items a", has_text="step 2").click()
+    ready(page)
+    choice.select_option(f"{LAYER[:-1]}1.output")
+    page.get_by_role("heading", name=f"{LAYER[:-1]}1.output", exact=True).wait_for()
+    ready(page)
+    assert page.locator(".items a[aria-current]").inner_text().startswith("step 2")
 
 
 def test_a_row_of_a_layer_has_its_token(page, server, minilm):

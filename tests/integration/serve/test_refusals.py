@@ -32,14 +32,16 @@ _BAD = st.one_of(
 _NAMES = [
     "capture", "row", "begin", "count", "layer", "layers", "q", "kind", "step", "position", "at",
     "sequence", "top", "left", "height", "width", "rows", "columns", "pool", "lead", "fold",
-    "first", "many", "order", "feature", "unit", "without",
+    "first", "many", "order", "feature", "unit", "without", "file", "column",
 ]  # fmt: skip
 _PATHS = [
     "overview", "layers", "activations", "activation", "axes", "tile", "value", "texts", "text",
     "norms", "vectors", "search", "features", "feature", "units", "unit",
+    "effects", "effects_tile", "effect",
 ]  # fmt: skip
 _GOOD = {"row": "1", "sequence": "0", "at": "0", "top": "0", "left": "0", "height": "1",
-         "width": "1", "layer": LAYER, "q": "7", "feature": "0", "unit": "0"}  # fmt: skip
+         "width": "1", "layer": LAYER, "q": "7", "feature": "0", "unit": "0",
+         "column": "0"}  # fmt: skip
 
 
 @settings(

@@ -47,6 +47,8 @@ def test_the_command_serves_until_it_is_ended(folder, ending):
             5,
             "features.parquet nor features.jsonl",
         ),
+        (["{golden}/older-lz4.packets", "--effects", "nothing"], 5, "there is no file nothing"),
+        (["{golden}/older-lz4.packets", "--effects", "{golden}/older.py"], 2, "holds no effects"),
         (["{golden}/older-lz4.packets", "--tokenizer", "nothing"], 2, "--tokenizer nothing"),
         (["{golden}/older-lz4.packets", "--port", "99999"], 2, "99999"),
         (["{golden}/older.py"], 2, "older.py"),

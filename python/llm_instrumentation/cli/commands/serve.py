@@ -27,6 +27,10 @@ def serve(
         int, typer.Option("--port", help="Of 127.0.0.1; 0: a free one.", min=0, max=65535)
     ] = 0,
     features: FeatureFolder = None,
+    effects: Annotated[
+        list[Path] | None,
+        typer.Option("--effects", help="A file of Effects.save. May be given again."),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option("--tokenizer", help="For the texts of tokens: a folder, or a model's name."),
@@ -36,7 +40,7 @@ def serve(
     ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Look into captures in a browser: layers, tensors, tokens, features. Ctrl-C ends it."""
+    """Look into captures in a browser: layers, tokens, features, effects. Ctrl-C ends it."""
     from ...serve import CaptureServer
     from ..captures import open_capture
 
@@ -49,8 +53,8 @@ def serve(
             network = pretrained("--model", "AutoModelForCausalLM", model)
             writes = functools.partial(written_by, network)
         server = CaptureServer(
-            readers, port=port, features=features, tokenizer=tokenizer_of(tokenizer, model),
-            model=network, writes=writes,
+            readers, port=port, features=features, effects=effects or (),
+            tokenizer=tokenizer_of(tokenizer, model), model=network, writes=writes,
         )  # fmt: skip
         names = ", ".join(shown(reader.path) for reader in readers)
         print(

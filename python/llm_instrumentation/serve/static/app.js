@@ -2,6 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, notice } from "./dom.js";
+import { effects } from "./effects.js";
 import { features } from "./features.js";
 import { layer } from "./layer.js";
 import { overview } from "./overview.js";
@@ -9,8 +10,9 @@ import { search } from "./search.js";
 import { tokens } from "./tokens.js";
 import { units } from "./units.js";
 
-const VIEWS = { overview, layer, tokens, search, units, features };
-const NAMES = [["overview", "Overview"], ["tokens", "Tokens"], ["search", "Search"], ["units", "Units"], ["features", "Features"]];
+const VIEWS = { overview, layer, tokens, search, units, features, effects };
+const NAMES = [["overview", "Overview"], ["tokens", "Tokens"], ["search", "Search"], ["units", "Units"], ["features", "Features"], ["effects", "Effects"]];
+const GIVEN = ["features", "effects"]; // views of what strap serve may be given beside the captures
 
 const main = document.getElementById("main");
 const help = document.getElementById("help");
@@ -87,7 +89,7 @@ async function render() {
 // ---- the head of the page
 
 function head() {
-  const shown = NAMES.filter(([name]) => name !== "features" || site.features);
+  const shown = NAMES.filter(([name]) => !GIVEN.includes(name) || (Array.isArray(site[name]) ? site[name].length : site[name]));
   document.getElementById("views").replaceChildren(...shown.map(([name, title]) => h("a", { "data-view": name }, title)));
   tabs();
   const capture = h(

@@ -53,8 +53,8 @@ export function histogram(edges, counts) {
   );
 }
 
-/** What the colours mean; without the half for values below zero if there are none. */
-export function legend(scale, { nothing = "", signed = true } = {}) {
+/** What the colours mean; without the half for values below zero if there are none. `unit` is of the values. */
+export function legend(scale, { nothing = "", signed = true, unit = "" } = {}) {
   const width = 160;
   const low = signed ? -scale : 0;
   const strip = h("canvas", { width, height: 1, "aria-hidden": "true" });
@@ -64,7 +64,7 @@ export function legend(scale, { nothing = "", signed = true } = {}) {
   return h(
     "div",
     { class: "legend" },
-    h("span", {}, number(low)), strip, h("span", {}, number(scale)),
+    h("span", {}, number(low)), strip, h("span", {}, number(scale)), unit ? h("span", {}, unit) : null,
     nothing ? [h("i", { class: "nothing" }), h("span", {}, nothing)] : null,
   );
 }

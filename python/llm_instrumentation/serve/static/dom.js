@@ -1,5 +1,6 @@
 // Makes elements, and writes numbers for people.
 
+const LONG = 16; // characters of a name that has room beside a map on a phone
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element. Attributes that begin with "on" are listeners; false and null leave one out. */
@@ -73,6 +74,21 @@ export function word(text) {
 export function spoken(texts, shown = word) {
   const gap = texts.some((text) => text.startsWith(" ")) ? "" : " ";
   return texts.flatMap((text, k) => [shown(text, k), gap]);
+}
+
+/** Names without what all of them begin and end with, if they are long. */
+export function shortened(names) {
+  if (names.length < 2 || Math.max(...names.map((name) => name.length)) <= LONG) return names;
+  const parts = names.map((name) => name.split("."));
+  const least = Math.min(...parts.map((one) => one.length)) - 1;
+  const alike = (at, most) => {
+    let n = 0;
+    while (n < most && parts.every((one) => one.at(at(n)) === parts[0].at(at(n)))) n += 1;
+    return n;
+  };
+  const first = alike((n) => n, least);
+  const last = alike((n) => -1 - n, least - first);
+  return parts.map((one) => `${first ? "…" : ""}${one.slice(first, one.length - last).join(".")}${last ? "…" : ""}`);
 }
 
 /** A list of names and values. Names without a value are left out. */

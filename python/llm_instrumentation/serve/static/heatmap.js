@@ -23,7 +23,7 @@ export class HeatMap {
    *   rect: the part to begin with. moved(rect): the part is another one now.
    *   picked(cell): a cell was clicked, or Enter was pressed on it.
    *   zooms: whether it can show parts. tall: its height in pixels. square: its cells are squares.
-   *   nothing: what cells without a value are. positive: no value is below zero.
+   *   nothing: what cells without a value are. positive: no value is below zero. unit: of the values.
    *   names: of the rows, to stand beside them; or nothing: tokens stand there, if they are known.
    *   heads: an element with a child for each column, to stand above them; or nothing: likewise.
    *   axes: what rows and columns are.
@@ -112,7 +112,7 @@ export class HeatMap {
     this.#paint();
     this.axis.textContent = this.#described();
     const nothing = tile.values.some(Number.isNaN) ? (this.how.nothing ?? "NaN") : "";
-    this.legend.replaceChildren(legend(this.scale, { nothing, signed: !this.how.positive }));
+    this.legend.replaceChildren(legend(this.scale, { nothing, signed: !this.how.positive, unit: this.how.unit }));
     this.#place();
   }
 
@@ -202,10 +202,19 @@ export class HeatMap {
 
   // ---- the cell of the cursor
 
-  /** Puts the cursor on a row and column of the matrix, or hides it. */
-  mark(row, column) {
-    this.marked = row === null ? null : { row, column };
+  /** Puts the cursor on a column of the matrix, or hides it. */
+  mark(column) {
+    this.marked = column === null ? null : { column };
     if (this.tile) this.#place();
+  }
+
+  /** Puts the cursor on a cell of the matrix; arrow keys go on from there. */
+  point(row, column) {
+    const { top, left, height, width } = this.rect;
+    const inside = row >= top && row < top + height && column >= left && column < left + width;
+    if (!this.tile || !inside) return;
+    const [rows, columns] = this.tile.shape;
+    this.#move(Math.floor(((row - top) * rows) / height), Math.floor(((column - left) * columns) / width));
   }
 
   #place() {

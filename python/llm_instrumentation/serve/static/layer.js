@@ -9,6 +9,7 @@ import { pager, rove } from "./lists.js";
 
 const EACH = 100;
 const PART = ["top", "left", "height", "width"];
+const NONE = Object.fromEntries(PART.map((name) => [name, null]));
 
 let shown = null; // the list that is on the page
 
@@ -60,9 +61,21 @@ async function list(root, state, key, { go, href, signal }) {
     onchange: () => step.value.trim() && go({ step: step.value.trim(), begin: null, row: null }),
   });
   const panel = h("section", { class: "panel", "aria-label": "Tensor" });
+  const alike = h(
+    "select",
+    { onchange: () => other(alike.value) },
+    found.alike.map((one) => h("option", { value: one, selected: one === name }, layerName(one))),
+  );
+  // The same step, and the same matrix of it, of another layer.
+  const other = (wanted) => {
+    const row = items.querySelector("[aria-current]")?.dataset.row;
+    const one = found.activations.find((one) => String(one.row) === row);
+    go({ layer: wanted, step: one?.step, row: null, begin: null, ...NONE });
+  };
   root.replaceChildren(
     h("p", {}, h("a", { href: href({ view: null }) }, "All layers"), " · ", h("a", { href: href({ view: "units", layer: name }) }, "Units of the layer")),
     h("h1", {}, breakable(layerName(name))),
+    found.alike.length > 1 ? h("div", { class: "tools" }, h("label", {}, "Go to layer", alike)) : "",
     h(
       "div",
       { class: "split" },
@@ -157,7 +170,7 @@ function heatMap(about, row, state, { go, signal }) {
     },
     moved: (asked) => {
       const whole = asked.height === rows && asked.width === columns;
-      go(whole ? Object.fromEntries(PART.map((name) => [name, null])) : asked, { replace: true, render: false });
+      go(whole ? NONE : asked, { replace: true, render: false });
     },
   });
   return { map, strip };
@@ -185,7 +198,6 @@ function tokensOf({ tile, rect }, cell, { attention }) {
 }
 
 function controls(about, state, { go }, strip) {
-  const none = Object.fromEntries(PART.map((name) => [name, null]));
   const { lead, shape: dimensions } = about.shown;
   const chosen = indices(Number(state.get("lead") ?? 0), lead);
   const inputs = lead.map((length, axis) => {
@@ -211,7 +223,7 @@ function controls(about, state, { go }, strip) {
   if (dimensions.length === 1) {
     const fold = h("input", {
       type: "number", min: 1, value: about.shown.columns,
-      onchange: () => go({ fold: fold.value || null, ...none }, { replace: true }),
+      onchange: () => go({ fold: fold.value || null, ...NONE }, { replace: true }),
     });
     found.push(h("label", {}, "Values of a line", fold));
   }

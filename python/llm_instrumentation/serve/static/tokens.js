@@ -1,13 +1,12 @@
 // The texts that the model was given, the tokens of one, and their vectors over the layers.
 
 import { ask, numbers } from "./api.js";
-import { count, h, layerName, notice, number, plural, spoken, word } from "./dom.js";
+import { count, h, layerName, notice, number, plural, shortened, spoken, word } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { pager, rove } from "./lists.js";
 
 const EACH = 100; // texts
 const TOKENS = 256; // of a page
-const LONG = 16; // characters of a name that has room beside a map on a phone
 const [FEW, MANY] = [8, 64]; // layers of the first request for norms, and of the next ones
 
 let shown = null; // the text that is on the page
@@ -133,21 +132,6 @@ function rows(layers) {
   return { rows: layers.length, tall: Math.max(36, Math.min(864, layers.length * 18)), names: shortened(layers.map(layerName)) };
 }
 
-/** Names without what all of them begin and end with, if they are long. */
-function shortened(names) {
-  if (names.length < 2 || Math.max(...names.map((name) => name.length)) <= LONG) return names;
-  const parts = names.map((name) => name.split("."));
-  const least = Math.min(...parts.map((one) => one.length)) - 1;
-  const alike = (at, most) => {
-    let n = 0;
-    while (n < most && parts.every((one) => one.at(at(n)) === parts[0].at(at(n)))) n += 1;
-    return n;
-  };
-  const first = alike((n) => n, least);
-  const last = alike((n) => -1 - n, least - first);
-  return parts.map((one) => `${first ? "…" : ""}${one.slice(first, one.length - last).join(".")}${last ? "…" : ""}`);
-}
-
 // ---- one token
 
 async function token(state, { go, href, signal }) {
@@ -155,7 +139,7 @@ async function token(state, { go, href, signal }) {
   const given = state.get("at") ?? place;
   for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.token === String(given)));
   for (const [k, one] of words.entries()) one.classList.toggle("marked", given !== null && k === Number(given) - begin);
-  map.mark(given === null ? null : 0, given === null ? null : Number(given) - begin);
+  map.mark(given === null ? null : Number(given) - begin);
   if (given === null) {
     panel.replaceChildren(h("p", { class: "muted" }, "Choose a token to see its vectors."));
     return;
