@@ -20,6 +20,7 @@ terms to write them: patching is written as its documentation does it.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -202,14 +203,6 @@ def lens_patching(bridge: Any, clean: Any, corrupted: Any, batch: int, kind: str
     return scores
 
 
-def lens_residual(bridge: Any, clean: torch.Tensor, corrupted: torch.Tensor, n: int) -> Scores:
-    return lens_patching(bridge, clean, corrupted, n, "residual")
-
-
-def lens_heads(bridge: Any, clean: torch.Tensor, corrupted: torch.Tensor, n: int) -> Scores:
-    return lens_patching(bridge, clean, corrupted, n, "heads")
-
-
 @torch.no_grad()
 def lens_logits(bridge: Any, clean: torch.Tensor, _: torch.Tensor, batch: int) -> Scores:
     total: Any = 0
@@ -262,14 +255,6 @@ def sight_patching(wrapped: Any, clean: Any, corrupted: Any, batch: int, kind: s
     return scores
 
 
-def sight_residual(wrapped: Any, clean: torch.Tensor, corrupted: torch.Tensor, n: int) -> Scores:
-    return sight_patching(wrapped, clean, corrupted, n, "residual")
-
-
-def sight_heads(wrapped: Any, clean: torch.Tensor, corrupted: torch.Tensor, n: int) -> Scores:
-    return sight_patching(wrapped, clean, corrupted, n, "heads")
-
-
 def wrapped_in_nnsight(model: Any) -> Any:
     from nnsight import NNsight
 
@@ -287,13 +272,13 @@ TASKS: dict[str, dict[str, tuple[Any, int]]] = {
         OURS: (our_nodes, BATCH),
     },
     "activation patching of the residual stream": {
-        "TransformerLens": (lens_residual, BATCH),
-        "nnsight": (sight_residual, BATCH),
+        "TransformerLens": (functools.partial(lens_patching, kind="residual"), BATCH),
+        "nnsight": (functools.partial(sight_patching, kind="residual"), BATCH),
         OURS: (our_residual, BATCH),
     },
     "activation patching of heads": {
-        "TransformerLens": (lens_heads, BATCH),
-        "nnsight": (sight_heads, BATCH),
+        "TransformerLens": (functools.partial(lens_patching, kind="heads"), BATCH),
+        "nnsight": (functools.partial(sight_patching, kind="heads"), BATCH),
         OURS: (our_heads, BATCH),
     },
     "direct logit attribution": {
