@@ -27,6 +27,7 @@ from llm_instrumentation.interventions import (
     kl_divergence,
     logit_difference,
     mean,
+    noise,
     patching,
     resample,
     sites_of,
@@ -637,3 +638,13 @@ def test_a_node_at_the_last_position(gpt2):
     sites = sites_of(gpt2, "heads", positions=[-1])
     graph = activation_patching(gpt2, prompts_of(), logit_difference(), sites).to_graph()
     assert (graph.nodes[0].kind, graph.nodes[0].position) == ("head", -1)
+
+
+def test_each_site_has_a_block_of_its_own(gpt2):
+    """Sites of one tensor are measured in one block, and random edits depend on the step."""
+    sites = sites_of(gpt2, "layers", positions=range(TOKENS))
+    noisy = functools.partial(noise, scale=0.3, seed=5)
+    together = ablation(gpt2, prompts_of(), logit_difference(), sites, edit=noisy, batch_size=2)
+    for number, site in enumerate(sites):
+        alone = ablation(gpt2, prompts_of(), logit_difference(), [site], edit=noisy, batch_size=2)
+        np.testing.assert_array_equal(alone.values[0], together.values[number])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from .running.places import Places
 from .running.spots import Spot, resolve
 from .sites import role_of
 
-__all__ = ["Applied", "UnusedEditError", "intervene"]
+__all__ = ["Applied", "UnusedEditError", "in_turn", "intervene"]
 
 
 class UnusedEditError(StrapError, RuntimeError):
@@ -40,15 +40,17 @@ class Applied:
         counts: for each edit, at how many calls of its module it was applied.
     """
 
-    def __init__(self, edits: tuple[Edit, ...], forwards: Forwards) -> None:
-        self.edits = edits
+    def __init__(self, edits: Sequence[Edit], forwards: Forwards) -> None:
+        self.edits = tuple(edits)
         self.counts = [0] * len(edits)
         self._forwards = forwards
+        self._at_work: Container[int] = range(len(edits))
+        self._first = 0  # the forward call that is step 0
 
     @property
     def steps(self) -> int:
         """The number of the model's forward calls in the block."""
-        return self._forwards.count
+        return self._forwards.count - self._first
 
     def __repr__(self) -> str:
         says = ", ".join(f"{e} {n} times" for e, n in zip(self.edits, self.counts, strict=True))
@@ -110,15 +112,59 @@ def intervene(
                 f"{edit}: positions = {role!r} is a span of prompts, and intervene has none: give "
                 f"positions=prompts.spans[{role!r}]"
             )
+    with _installed(model, edits, scope) as (applied, hooked):
+        yield applied
+    if unused == "raise":
+        _check_used(applied, hooked, range(len(edits)))
+
+
+@contextmanager
+def in_turn(
+    model: nn.Module, edits: Sequence[Edit]
+) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
+    """Edits of one tensor, of which each has a turn, as if it were in a block of its own.
+
+    The hooks are made once for all of them, because that takes as long as a run of a small model.
+
+    Args:
+        model: as for `intervene`.
+        edits: the edits.
+
+    Yields:
+        a function of the number of an edit. The edit is at work in the block that it returns.
+
+    Raises:
+        InvalidArgumentError: as for `intervene`.
+        UnsupportedError: likewise.
+        UnusedEditError: at the end of a turn: the edit was not applied.
+    """
+    with _installed(model, edits, "thread") as (applied, hooked):
+
+        @contextmanager
+        def turn(number: int) -> Iterator[None]:
+            applied._at_work, applied._first = (number,), applied._forwards.count
+            for one in hooked:
+                one.ran = 0
+            yield
+            _check_used(applied, hooked, applied._at_work)
+
+        yield turn
+
+
+@contextmanager
+def _installed(
+    model: nn.Module, edits: Sequence[Edit], scope: Scope
+) -> Iterator[tuple[Applied, list[_Hooked]]]:
     check_model(model)
-    spots = resolve(model, [edit.site for edit in edits])
+    modules = dict(model.named_modules(remove_duplicate=False))
+    spots = resolve(model, [edit.site for edit in edits], modules)
     with scoped(scope) as mine, run_eagerly([model], when="in the block of intervene"):
         tensors: dict[tuple[int, str], list[int]] = {}
         for number, spot in enumerate(spots):
             tensors.setdefault((id(spot.module), spot.side), []).append(number)
         # A module may have several names: the site's own one counts too.
         names = {name for spot in spots for name in (spot.name, spot.site.layer.partition("[")[0])}
-        places = Places(model, names)
+        places = Places(modules, names)
         forwards = Forwards(model, len(tensors), mine, places)
         applied = Applied(edits, forwards)
         scopes = {spot.scope[0]: Additions(*spot.scope) for spot in spots if spot.scope}
@@ -129,9 +175,7 @@ def intervene(
             for counter, numbers in enumerate(tensors.values())
         ]
         with forwards.watched([*scopes.values(), *hooked]):
-            yield applied
-    if unused == "raise":
-        _check_used(applied, hooked)
+            yield applied, hooked
 
 
 class _Hooked:
@@ -253,11 +297,12 @@ class _Hooked:
         if here is None:
             return
         place, given = here
-        step, call = place.step, place.calls[self._counter]
+        applied = self._applied
+        step, call = place.step - applied._first, place.calls[self._counter]
         place.calls[self._counter] += 1
         self.ran += 1
         for number, spot in self.edits:
-            if spot.site.includes(step, call):
+            if number in applied._at_work and spot.site.includes(step, call):
                 yield spot.path, functools.partial(self._change, number, spot, given, step, call)
 
     def _change(
@@ -298,10 +343,10 @@ def _dropout(module: nn.Module) -> str | None:
     return None
 
 
-def _check_used(applied: Applied, hooked: list[_Hooked]) -> None:
+def _check_used(applied: Applied, hooked: Iterable[_Hooked], numbers: Container[int]) -> None:
     for one in hooked:
         for number, _ in one.edits:
-            if applied.counts[number]:
+            if number not in numbers or applied.counts[number]:
                 continue
             if not applied.steps:
                 why = (

@@ -8,6 +8,7 @@ found.plot()
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..errors import InvalidArgumentError, UnsupportedError
 from ..progress.bars import Progress, reported
 from .edits import Call, Edit, zero
 from .effects import Effects, effects_of
-from .installed import intervene
+from .installed import in_turn
 from .metrics import Metric
 from .prompts import Direction, Prompts
 from .running.runs import (
@@ -209,13 +210,19 @@ def _measured(
             at = run.examples
             base[at] = _metric(model, metric, run.base, run.of_base)
             source[at] = _metric(model, metric, run.source, run.of_source)
-            for number, edit in edits(run):
-                if edit is not None:
-                    with intervene(model, edit):
-                        changed = _metric(model, metric, run.base, run.of_base)
-                    effects[number, at] = changed - base[at]
-                done += 1
-                told(done, total)
+            for _, of_tensor in itertools.groupby(edits(run), lambda one: nodes[one[0]].whole):
+                found = dict(of_tensor)
+                made = {number: edit for number, edit in found.items() if edit is not None}
+                with in_turn(model, list(made.values())) as turn:
+                    for place, number in enumerate(made):
+                        with turn(place):
+                            changed = _metric(model, metric, run.base, run.of_base)
+                        effects[number, at] = changed - base[at]
+                        done += 1
+                        told(done, total)
+                if len(made) < len(found):  # nothing is run for those that change no example
+                    done += len(found) - len(made)
+                    told(done, total)
     return effects_of(model, prompts, nodes, effects, base, source, metric, method, direction)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -174,8 +174,10 @@ def _shape(tensor: Tensor) -> tuple[int | str, ...]:
     return tuple(n if isinstance(n, int) else str(n) for n in tensor.shape)
 
 
-def is_main_part(module: nn.Module, models: Iterable[nn.Module]) -> bool:
+def is_main_part(module: nn.Module, models: Collection[nn.Module]) -> bool:
     """Whether a module is one of the models, or has most of the modules of one."""
+    if any(module is model for model in models):
+        return True
     size = sum(1 for _ in module.modules())
     for model in models:
         modules = {id(one) for one in model.modules()}

@@ -25,8 +25,9 @@ class ModelCode:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.roots = {id(model) for model in models}
-        self.members = {id(module) for model in models for module in model.modules()}
-        self._kinds = {type(module) for model in models for module in model.modules()}
+        modules = [module for model in models for module in model.modules()]
+        self.members = {id(module) for module in modules}
+        self._kinds = {type(module) for module in modules}
 
     @functools.cached_property
     def forwards(self) -> dict[int, CodeType]:

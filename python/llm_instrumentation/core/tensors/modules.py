@@ -70,6 +70,8 @@ def adapter_advice(model: nn.Module) -> str:
 
 def original_name(name: str) -> str:
     """A module's name in the model, without the parts that ``torch.compile`` adds."""
+    if "_orig_mod" not in name:
+        return name
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 

@@ -9,7 +9,7 @@ Circuits").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from ...errors import InvalidArgumentError, UnsupportedError
 from ...progress.bars import Progress, reported
 from ..edits import Call, Edit
-from ..installed import intervene
+from ..installed import in_turn, intervene
 from ..metrics import Metric
 from ..nodes import node_names
 from ..prompts import Direction, Prompts
 from ..running.integration import points
 from ..running.runs import (
     Floats,
+    Run,
     check_given,
     check_gradients,
     floats,
@@ -36,7 +37,7 @@ from ..running.runs import (
 )
 from .coders import Coder
 from .effects import FeatureEffects, FeatureNode
-from .ways import Way, check_lengths, read, whole_coders
+from .ways import Read, Way, check_lengths, read, whole_coders
 
 __all__ = ["FeatureAblation", "feature_attribution", "feature_patching"]
 
@@ -217,24 +218,38 @@ def feature_patching(
             here, output = read(model, coders, run.base)
             base = floats(metric(output, run.batch))
             there = read(model, coders, run.source)[0] if ablation == "corrupted" else None
-            for number, node in enumerate(nodes):
-                coder = coders[node.site]
-                value = Way.of(coder, here, there).with_node(node)
-
-                def put(call: Call, value: Tensor = value) -> Tensor:
-                    return value.to(call.values)
-
-                edit = Edit(coder.site, "feature", put)
-                with intervene(model, edit):
-                    found = floats(metric(model(**run.base), run.batch))
-                effects[number, run.examples] = found - base
-                done += 1
-                told(done, total)
+            for site, coder in enumerate(coders):
+                of_site = {number: node for number, node in enumerate(nodes) if node.site == site}
+                measured = _with_each(model, metric, run, coder, here, there, of_site.values())
+                for number, found in zip(of_site, measured, strict=True):
+                    effects[number, run.examples] = found - base
+                    done += 1
+                    told(done, total)
     spread = effects.std(axis=1, ddof=1) if len(prompts) > 1 else np.full(len(nodes), np.nan)
     return [
         node._replace(effect=float(own.mean()), std_error=float(one / np.sqrt(len(prompts))))
         for node, own, one in zip(nodes, effects, spread, strict=True)
     ]
+
+
+def _with_each(
+    model: nn.Module, metric: Metric, run: Run, coder: Coder,
+    here: Mapping[Coder, Read], there: Mapping[Coder, Read] | None,
+    nodes: Collection[FeatureNode],
+) -> Iterator[Floats]:  # fmt: skip
+    """The metric of the base run with each node of a site changed in turn."""
+    if not nodes:
+        return
+    way = Way.of(coder, here, there)
+
+    def edit(node: FeatureNode) -> Edit:
+        return Edit(coder.site, "feature", lambda call: way.with_node(node).to(call.values))
+
+    with in_turn(model, [edit(node) for node in nodes]) as turn:
+        for number in range(len(nodes)):
+            with turn(number):
+                found = floats(metric(model(**run.base), run.batch))
+            yield found
 
 
 def _check_ablation(prompts: Prompts, ablation: FeatureAblation, direction: Direction) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -19,13 +19,12 @@ class Places:
     edit would then change what is no longer the output of the module of that name.
 
     Args:
-        model: the model.
+        modules: all modules of the model by name.
         names: the names of the modules, as captures have them.
     """
 
-    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:
         wanted = set(names)
-        modules = dict(model.named_modules(remove_duplicate=False))
         # The place of a module: its parent, its name there, and the module; and the whole name.
         self._places: dict[str, tuple[nn.Module, str, nn.Module]] = {}
         for name, module in modules.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -62,18 +62,24 @@ class Spot:
         return self.name + path + {"input": INPUT, "experts": "!experts"}.get(self.side, "")
 
 
-def resolve(model: nn.Module, sites: Sequence[Site]) -> list[Spot]:
+def resolve(
+    model: nn.Module, sites: Sequence[Site], named: Mapping[str, nn.Module] | None = None
+) -> list[Spot]:
     """Finds sites in a model.
+
+    Args:
+        model: the model.
+        sites: the sites.
+        named: all modules of the model by name, if they are known: a walk takes a while.
 
     Raises:
         InvalidArgumentError: there is no such layer or head; the message names similar layers.
         UnsupportedError: the module runs no hooks.
     """
-    modules: dict[str, nn.Module] = {}
-    for raw, module in model.named_modules(remove_duplicate=False):
-        name = original_name(raw)
-        # torch.compile's module calls the original one, which has the same name and the hooks.
-        modules[name] = module
+    if named is None:
+        named = dict(model.named_modules(remove_duplicate=False))
+    # torch.compile's module calls the original one, which has the same name and the hooks.
+    modules = {original_name(name): module for name, module in named.items()}
     first = {id(module): name for name, module in reversed(modules.items())}
     encoder = encoder_of(getattr(model, "_orig_mod", model))
     encoding = set() if encoder is None else set(encoder.modules())
