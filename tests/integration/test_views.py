@@ -219,6 +219,19 @@ def test_norm_and_unembedding_can_be_given(minilm, path):
 # ---- tokens ---------------------------------------------------------------------------------
 
 
+def test_a_layer_that_runs_twice_has_the_norms_of_both_calls(build, ids, path):
+    model = build("llama")
+    model.model.layers[1] = model.model.layers[0]
+    seen = []
+    hook = model.model.layers[0].register_forward_hook(lambda *one: seen.append(one[2]))
+    capture(path, model, ids, use_cache=False)
+    hook.remove()
+    found = token_norms(path, "model.layers.0")
+    calls = torch.cat([one[0] for one in seen]).norm(dim=1).numpy()
+    np.testing.assert_allclose(found.values[0], calls, rtol=1e-5)
+
+
+
 def test_norms_of_the_tokens_of_a_text(minilm, path):
     with torch.no_grad(), capture_activations(minilm.model, path, config=LOSSLESS):
         hidden = minilm.model(**minilm.inputs, output_hidden_states=True).hidden_states

@@ -169,6 +169,30 @@ func TestReadersThatShareAStreamAreClosedOneByOne(t *testing.T) {
 	}
 }
 
+// A capture that has written nothing yet is followed until it has an index, which is not there at
+// first, then empty.
+func TestACaptureThatHasWrittenNothingIsFollowed(t *testing.T) {
+	path := saveStream(t, nil)
+	lock, err := os.Open(path)
+	check(t, err)
+	defer lock.Close()
+	check(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	r := open(t, path, reader.Options{})
+	if next := follow(t, r, 0); next != nil {
+		t.Errorf("without an index: %+v", next.Info())
+	}
+	check(t, os.WriteFile(index.PathOf(path), nil, 0o666))
+	if next := follow(t, r, 0); next != nil {
+		t.Errorf("with an empty index: %+v", next.Info())
+	}
+	w, err := index.Create(index.PathOf(path), captureID)
+	check(t, err)
+	check(t, w.Close())
+	if next := follow(t, r, 0); next == nil || !next.Info().Indexed {
+		t.Errorf("with an index: %+v", next)
+	}
+}
+
 func TestFollowTellsWhatIsNoLongerThere(t *testing.T) {
 	follows := func(change func(g *growing)) error {
 		g := grow(t, sample(t))

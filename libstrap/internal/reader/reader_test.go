@@ -778,6 +778,24 @@ func TestManyPacketsEndBeforeTheOneThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// A packet whose header or name is not the one that the index has ends the rows that are read at once.
+func TestManyPacketsHaveTheHeadersOfTheIndex(t *testing.T) {
+	const damaged = 7
+	rows := []uint64{5, 6, 7, 8}
+	for what, at := range map[string]int{"length of the name": 1, "length of the payload": 5, "name": wire.HeaderSize} {
+		c := crowd(t, 20)
+		c.stream[c.rows[damaged].Offset+int64(at)] ^= 1
+		r := open(t, save(t, c.stream, c.rows), reader.Options{})
+		dst, ends := make([]byte, 1<<10), make([]uint64, len(rows))
+		if done, err := r.ReadMany(rows, 1, dst, ends); done != 2 || err != nil {
+			t.Errorf("%s: %d rows, %v", what, done, err)
+		}
+		if done, err := r.ReadMany(rows[2:], 1, dst, ends); done != 0 || status.CodeOf(err) != status.Corrupt {
+			t.Errorf("%s: %d rows, %v", what, done, err)
+		}
+	}
+}
+
 func BenchmarkReadMany(b *testing.B) {
 	for _, codec := range []string{"none", "lz4", "zstd"} {
 		b.Run(codec, func(b *testing.B) {

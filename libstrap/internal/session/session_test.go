@@ -678,6 +678,9 @@ func TestFailingDiskStopsTheCaptureNotTheCaller(t *testing.T) {
 		if err := s.Close(forever); !errors.Is(err, status.IO) {
 			t.Fatalf("close after a failure: %v", err)
 		}
+		if st := s.Stats(); st.QueuedPackets != 0 || st.QueuedBytes != 0 {
+			t.Fatalf("%d packets of %d bytes still wait after a failure", st.QueuedPackets, st.QueuedBytes)
+		}
 		lift()
 		r, err := reader.Open(path, reader.Options{})
 		if err != nil {

@@ -283,6 +283,8 @@ func TestPartsThatAreNotOneTrace(t *testing.T) {
 		{nil, []string{"no partial analysis"}},
 		{[]string{b, c}, []string{"rows 0 to 99 are missing, before", b}},
 		{[]string{a, c}, []string{"rows 100 to 199 are missing, before", c}},
+		{[]string{a, of("empty", 200, 200), c}, []string{"rows 100 to 199 are missing, before", c}},
+		{[]string{a, b, of("end", 300, 300)}, []string{"rows 200 to 299 are missing, the last ones"}},
 		{[]string{b}, []string{"rows 0 to 99 are missing", "rows 200 to 299 are missing, the last ones"}},
 		{[]string{a, b, of("b2", 100, 200), c}, []string{b, "b2", "are the same part, rows 100 to 199"}},
 		{[]string{a, of("wide", 50, 200), c}, []string{a, "wide", "overlap: both have the rows 50 to 99"}},
@@ -367,6 +369,27 @@ func TestFilesThatAreNoPartialAnalysis(t *testing.T) {
 	_, err = merged([]string{filepath.Join(dir, "nothing")}, Options{})
 	if !errors.Is(err, status.NotFound) {
 		t.Error(err)
+	}
+}
+
+// A part that is written takes no more rows, and is not written again.
+func TestAPartIsWrittenOnce(t *testing.T) {
+	rows := record(model(10, 1))
+	defer rows.Release()
+	a, err := NewPart(Options{}, Part{Trace: TraceID{"f", 10, 1}, EndRow: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	dir := t.TempDir()
+	if err := errors.Join(a.Add(rows), a.WritePart(filepath.Join(dir, "part"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Add(rows); !errors.Is(err, status.InvalidState) {
+		t.Errorf("Add after WritePart: %v", err)
+	}
+	if err := a.WritePart(filepath.Join(dir, "again")); !errors.Is(err, status.InvalidState) {
+		t.Errorf("WritePart after WritePart: %v", err)
 	}
 }
 
