@@ -131,24 +131,22 @@ def our_logits(model: Any, clean: torch.Tensor, _: torch.Tensor, batch: int) -> 
     from llm_instrumentation import InstrumentationConfig, capture_activations
     from llm_instrumentation.interventions.logit_attribution import (
         attribution_layers,
-        direct_logit_attribution,
+        direct_logit_attributions,
     )
 
     layers = attribution_layers(model)
     config = InstrumentationConfig.balanced().with_layers(layers).with_inputs()
     config = config.with_float32()
-    total = 0
     with tempfile.TemporaryDirectory() as folder:
         stream = Path(folder, "run.stream")
         with capture_activations(model, stream, config=config):
             for some in clean.split(batch):
                 model(some)
-        for sequence in range(len(clean)):
-            found = direct_logit_attribution(stream, model, CORRECT, WRONG, sequence=sequence)
-            total = total + found.values[:, -1]
+        found = direct_logit_attributions(stream, model, CORRECT, WRONG)
+    total = sum(one.values[:, -1] for one in found)
     wanted = [f"a{n}.h{h}" for n in range(model.config.n_layer) for h in range(model.config.n_head)]
     wanted += [f"m{n}" for n in range(model.config.n_layer)]
-    return [float(total[found.parts.index(name)]) / len(clean) for name in wanted]
+    return [float(total[found[0].parts.index(name)]) / len(clean) for name in wanted]
 
 
 # ---- TransformerLens ------------------------------------------------------------------------

@@ -231,7 +231,6 @@ def test_a_layer_that_runs_twice_has_the_norms_of_both_calls(build, ids, path):
     np.testing.assert_allclose(found.values[0], calls, rtol=1e-5)
 
 
-
 def test_norms_of_the_tokens_of_a_text(minilm, path):
     with torch.no_grad(), capture_activations(minilm.model, path, config=LOSSLESS):
         hidden = minilm.model(**minilm.inputs, output_hidden_states=True).hidden_states

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,7 @@ from .._html import block, table
 from ..analysis.neurons.frozen_head import FrozenHead, LogitMap
 from ..analysis.reader import ActivationReader, UnknownActivationError
 from ..analysis.reading.opened import Capture, opened
-from ..analysis.rows import Rows
-from ..analysis.token_rows.text_rows import rows_of_texts, token_labels
+from ..analysis.token_rows.text_rows import rows_and_texts, rows_of_texts, token_labels
 from ..core.tensors.capture_state import INPUT
 from ..errors import InvalidArgumentError, UnsupportedError
 from .decoders import DecoderGraph, decoder
@@ -38,13 +38,20 @@ from .paths.residuals import check_linear, linear
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LogitAttribution", "attribution_layers", "direct_logit_attribution"]
+__all__ = [
+    "LogitAttribution",
+    "attribution_layers",
+    "direct_logit_attribution",
+    "direct_logit_attributions",
+]
 
 Values = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 # The captured parts of a sum differ from the captured sum less than this, also in bfloat16.
 _ROUNDING = 0.02
 _SHOWN = 15  # parts in a text
+_BLOCK = 4 << 20  # values of a layer that are in memory at once, and at least one text
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -184,36 +191,163 @@ def direct_logit_attribution(
             the ids of the text are unknown, or it has one token.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
     """
+    [found] = direct_logit_attributions(
+        capture, model, token, against, sequences=[sequence], heads=heads, tokenizer=tokenizer
+    )
+    return found
+
+
+def direct_logit_attributions(
+    capture: Capture,
+    model: nn.Module,
+    tokens: int | Sequence[int] | None = None,
+    against: int | Sequence[int] | None = None,
+    *,
+    sequences: Iterable[int] | None = None,
+    heads: bool = True,
+    tokenizer: Any = None,
+) -> list[LogitAttribution]:
+    """Tells what each part of a decoder adds to a logit, in several texts.
+
+    It is quicker than `direct_logit_attribution` for each text: the model's head is looked at once,
+    and the tensors of many texts are read together. The mean at the last positions is
+    ``np.mean([one.values[:, -1] for one in found], axis=0)``.
+
+    Args:
+        capture: as for `direct_logit_attribution`.
+        model: likewise.
+        tokens: the token whose logit it is, one for all texts or one for each. None: at each
+            position the token that follows.
+        against: the token whose logit is taken away, likewise. None: none.
+        sequences: the numbers of the texts in the capture, from 0; None: all, in their order.
+        heads: as for `direct_logit_attribution`.
+        tokenizer: likewise.
+
+    Returns:
+        what the parts add in each text. All have the same parts.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) as for `direct_logit_attribution`, or there are not as
+            many tokens as texts.
+        UnsupportedError: (a TypeError) as for `direct_logit_attribution`.
+        UnknownActivationError: (a KeyError) likewise.
+        NotTokenAlignedError: (a ValueError) likewise.
+    """
     parts = decoder(model)
     check_linear(parts)
     norm = parts.readers[-1].norm
+    found: list[LogitAttribution] = []
     with opened(capture) as reader:
         names = _names(reader, parts)
-        rows = rows_of_texts(reader, list(names.values()), sequence, tokenizer)
-        by_part = {part: rows[name] for part, name in names.items()}
-        stream = by_part.pop("norm")
-        labels, positions = token_labels(stream), stream.column("position").astype(np.int64)
-        kept, targets = _targets(stream, token)
-        # The vectors of a text, of one part at a time.
-        whole = stream[kept].to_torch().double()
+        _, texts = rows_and_texts(reader, names["norm"])
+        known, counts = np.unique(texts, return_counts=True)
+        lengths = dict(zip(known.tolist(), counts.tolist(), strict=True))
+        chosen = list(lengths if sequences is None else sequences)
+        wanted = [
+            _Wanted(*one)
+            for one in zip(
+                chosen, (lengths.get(one, 0) for one in chosen),
+                _of_each("tokens", tokens, chosen), _of_each("against", against, chosen),
+                strict=True,
+            )
+        ]  # fmt: skip
         head = FrozenHead(parts.model, parts.module(norm))
-        mapped = head.map(whole, targets, against)
-        found = _PartSums(parts, mapped, whole, heads=heads)
-        for part, of_part in by_part.items():
-            found.add(part, of_part[kept].to_torch().double())
+        for some in _blocks(wanted, _BLOCK // head.width):
+            found += _of_block(reader, parts, head, names, some, heads=heads, tokenizer=tokenizer)
+    return found
+
+
+class _Wanted(NamedTuple):
+    """A text, the number of its tokens, and the tokens whose logits are meant."""
+
+    sequence: int
+    length: int
+    token: int | None
+    against: int | None
+
+
+def _of_each(
+    name: str, given: int | Sequence[int] | None, texts: Sequence[int]
+) -> Sequence[int | None]:
+    """One for each text.
+
+    Raises:
+        InvalidArgumentError: there are not as many as texts.
+    """
+    if given is None or isinstance(given, (int, np.integer)):
+        return [None if given is None else int(given)] * len(texts)
+    if len(given) != len(texts):
+        raise InvalidArgumentError(
+            f"{name} has {len(given)} tokens, and there are {len(texts)} texts: give one for each, "
+            "or one for all"
+        )
+    return [int(one) for one in given]
+
+
+def _blocks(wanted: Iterable[_Wanted], most: int) -> Iterator[list[_Wanted]]:
+    """The texts that are read together: as many as have this number of tokens, and at least one."""
+    block: list[_Wanted] = []
+    held = 0
+    for one in wanted:
+        if block and held + one.length > most:
+            yield block
+            block, held = [], 0
+        block.append(one)
+        held += one.length
+    if block:
+        yield block
+
+
+def _of_block(
+    reader: ActivationReader, parts: DecoderGraph, head: FrozenHead, names: Mapping[str, str],
+    wanted: Sequence[_Wanted], *, heads: bool, tokenizer: Any,
+) -> Iterator[LogitAttribution]:  # fmt: skip
+    """What the parts add in some texts."""
+    sequences = [one.sequence for one in wanted]
+    rows = rows_of_texts(reader, list(names.values()), sequences, tokenizer)
+    by_part = {part: rows[name] for part, name in names.items()}
+    stream = by_part.pop("norm")
+    labels, positions = token_labels(stream), stream.column("position").astype(np.int64)
+    ids = stream.column("token_id").astype(np.int64)
+    ends = np.cumsum([one.length for one in wanted])
+    of_texts = [
+        _targets(ids, end - one.length, end, one.token)
+        for one, end in zip(wanted, ends.tolist(), strict=True)
+    ]
+    kept = np.concatenate([places for places, _ in of_texts])
+    targets = torch.from_numpy(np.concatenate([tokens for _, tokens in of_texts]))
+    cuts = np.cumsum([len(places) for places, _ in of_texts])[:-1]
+    minus = None
+    if wanted[0].against is not None:
+        others = [
+            np.full(len(places), one.against)
+            for one, (places, _) in zip(wanted, of_texts, strict=True)
+        ]
+        minus = torch.from_numpy(np.concatenate(others))
+    # The vectors of these texts, of one part at a time.
+    whole = stream[kept].to_torch().double()
+    mapped = head.map(whole, targets, minus)
+    found = _PartSums(parts, mapped, whole, heads=heads)
+    for part, of_part in by_part.items():
+        found.add(part, of_part[kept].to_torch().double())
     found.check()
     values = np.stack([*found.values.values(), mapped.constants.numpy()])
     logits = mapped.logits.numpy()
-    return LogitAttribution(
-        parts=(*found.values, "bias"),
-        tokens=tuple(labels[at] for at in kept.tolist()),
-        positions=positions[kept],
-        targets=targets.numpy(),
-        against=against,
-        values=values,
-        logits=logits,
-        rounding=logits - values.sum(0),
-    )
+    columns = zip(
+        wanted, *(np.split(one, cuts, axis=-1) for one in (kept, targets.numpy(), values, logits)),
+        strict=True,
+    )  # fmt: skip
+    for one, places, tokens, of_text, made in columns:
+        yield LogitAttribution(
+            parts=(*found.values, "bias"),
+            tokens=tuple(labels[at] for at in places.tolist()),
+            positions=positions[places],
+            targets=tokens,
+            against=one.against,
+            values=of_text,
+            logits=made,
+            rounding=made - of_text.sum(0),
+        )
 
 
 def _names(reader: ActivationReader, parts: DecoderGraph) -> dict[str, str]:
@@ -242,19 +376,18 @@ def _names(reader: ActivationReader, parts: DecoderGraph) -> dict[str, str]:
     return found
 
 
-def _targets(stream: Rows, token: int | None) -> tuple[npt.NDArray[np.int64], Tensor]:
-    """The places of the rows, and the token at each whose logit is meant."""
+def _targets(ids: Integers, begin: int, end: int, token: int | None) -> tuple[Integers, Integers]:
+    """The places of the rows of a text, and the token at each whose logit is meant."""
     if token is not None:
-        return np.arange(len(stream)), torch.full((len(stream),), token, dtype=torch.int64)
-    ids = stream.column("token_id").astype(np.int64)
-    if (ids < 0).any():
+        return np.arange(begin, end), np.full(end - begin, token, np.int64)
+    if (ids[begin:end] < 0).any():
         raise InvalidArgumentError(
             "the capture does not have the ids of the tokens, so those that follow are unknown: "
             "name a token"
         )
-    if len(ids) < 2:
+    if end - begin < 2:
         raise InvalidArgumentError("the text has one token, which none follows: name a token")
-    return np.arange(len(ids) - 1), torch.from_numpy(ids[1:].copy())
+    return np.arange(begin, end - 1), ids[begin + 1 : end]
 
 
 class _PartSums:

@@ -12,9 +12,12 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.analysis.reader import UnknownActivationError
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
+from llm_instrumentation.interventions import logit_attribution
 from llm_instrumentation.interventions.logit_attribution import (
+    LogitAttribution,
     attribution_layers,
     direct_logit_attribution,
+    direct_logit_attributions,
 )
 from torch import nn
 
@@ -219,6 +222,52 @@ def test_what_was_not_captured_is_named(tmp_path):
         model(IDS)
     with pytest.raises(UnknownActivationError, match=r"lacks the input of 'transformer.h.0'"):
         direct_logit_attribution(tmp_path / "run.stream", model)
+
+
+@pytest.mark.parametrize("values_at_once", [1, 4 << 20])  # one text, or all
+@pytest.mark.parametrize("model_type", ["gpt2", "olmo2"])
+def test_several_texts_are_as_each_alone(model_type, values_at_once, tmp_path, monkeypatch):
+    """Texts of several lengths, in three steps."""
+    model = make(model_type)
+    run = tmp_path / "run.stream"
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model)).with_inputs()
+    with torch.no_grad(), capture_activations(model, run, config=config.with_float32()):
+        for length in (6, 3, 5):
+            model(IDS[:, :length])
+    monkeypatch.setattr(logit_attribution, "_BLOCK", values_at_once)
+
+    def same(found: list[LogitAttribution], sequences: Any, tokens: Any, against: Any) -> None:
+        assert len(found) == len(sequences)
+        for one, sequence, token, minus in zip(found, sequences, tokens, against, strict=True):
+            alone = direct_logit_attribution(run, model, token, minus, sequence=sequence)
+            assert one.parts == alone.parts and one.tokens == alone.tokens
+            assert one.against == alone.against
+            for name in ("positions", "targets"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
+            for name in ("values", "logits", "rounding"):
+                np.testing.assert_allclose(
+                    getattr(one, name), getattr(alone, name), rtol=1e-9, atol=1e-9
+                )
+
+    everything = direct_logit_attributions(run, model)
+    same(everything, range(6), [None] * 6, [None] * 6)
+    assert [len(one.positions) for one in everything] == [5, 5, 2, 2, 4, 4]
+    chosen = [4, 0, 3]
+    found = direct_logit_attributions(run, model, [13, 7, 13], [9, 8, 7], sequences=chosen)
+    same(found, chosen, [13, 7, 13], [9, 8, 7])
+    same(direct_logit_attributions(run, model, 13, sequences=[1]), [1], [13], [None])
+
+
+def test_tokens_that_are_not_one_for_each_text_are_refused(tmp_path):
+    model = make("gpt2")
+    run = captured(model, tmp_path / "run.stream")
+    with pytest.raises(InvalidArgumentError, match="tokens has 3 tokens, and there are 2 texts"):
+        direct_logit_attributions(run, model, [1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match="against has 1 tokens, and there are 2 texts"):
+        direct_logit_attributions(run, model, 1, [2])
+    with pytest.raises(InvalidArgumentError, match="sequence = 5: .* has the texts 0 to 1"):
+        direct_logit_attributions(run, model, 1, sequences=[0, 5])
+    assert direct_logit_attributions(run, model, 1, sequences=[]) == []
 
 
 @pytest.mark.parametrize(

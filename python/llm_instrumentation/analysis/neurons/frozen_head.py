@@ -20,6 +20,7 @@ __all__ = ["FrozenHead", "LogitMap"]
 
 _LARGE = 1e4  # values beside which the epsilon of a norm is nothing
 _ROUNDING = 1e-3
+_CHECKED = 4 << 20  # logits that are compared at once
 
 
 class LogitMap(NamedTuple):
@@ -85,20 +86,26 @@ class FrozenHead:
         size = probe.square().mean().sqrt()
         self._norm_weight = (output - self._norm_bias) * size / probe
 
-    def map(self, stream: Tensor, tokens: Tensor, against: int | None) -> LogitMap:
+    @property
+    def width(self) -> int:
+        """The width of the residual stream."""
+        return self._weight.shape[1]
+
+    def map(self, stream: Tensor, tokens: Tensor, against: Tensor | None) -> LogitMap:
         """The map to the logit of one token at each position.
 
         Args:
             stream: what the last norm is given, [positions, width].
             tokens: int64 [positions]: the tokens.
-            against: the logit of this token is taken away; None: the logit alone.
+            against: int64 [positions]: the logit of this token is taken away; None: the logit
+                alone.
 
         Raises:
             InvalidArgumentError: there is no such token.
             UnsupportedError: the model's own head makes other logits of the stream.
         """
         vocabulary = len(self._weight)
-        for token in {*tokens.tolist(), against} - {None}:
+        for token in {*tokens.tolist(), *([] if against is None else against.tolist())}:
             if not 0 <= token < vocabulary:
                 raise InvalidArgumentError(
                     f"token {token}: the model has {vocabulary:,}, from 0 on"
@@ -116,8 +123,7 @@ class FrozenHead:
             )
         wanted, bias = self._rows(tokens), self._biases(tokens)
         if against is not None:
-            other = torch.full_like(tokens, against)
-            wanted, bias = wanted - self._rows(other), bias - self._biases(other)
+            wanted, bias = wanted - self._rows(against), bias - self._biases(against)
         directions = scale[:, None] * self._norm_weight * wanted
         if self._centred:
             directions = directions - directions.mean(-1, keepdim=True)
@@ -134,23 +140,30 @@ class FrozenHead:
             return torch.zeros(len(tokens), dtype=torch.float64)
         return self._bias[tokens.to(self._bias.device)].cpu().double()
 
-    def _check(self, stream: Tensor, tokens: Tensor, against: int | None, logits: Tensor) -> None:
+    def _check(
+        self, stream: Tensor, tokens: Tensor, against: Tensor | None, logits: Tensor
+    ) -> None:
         """
         Raises:
             UnsupportedError: the model makes other logits of the stream: it has a scale or a cap.
         """
-        made = self._head.logits(stream.to(self._weight.dtype)).cpu()
-        own = made.double()
-        found = own.gather(-1, tokens[:, None])[:, 0]
-        if against is not None:
-            found = found - own[:, against]
-        tolerance = 1e-3 if made.dtype in (torch.float32, torch.float64) else 3e-2
-        usual = own.abs().median()
-        off = (found - logits).abs() > tolerance * (usual + found.abs())
-        if bool(off.any()):
-            at = int(off.nonzero()[0])
-            raise UnsupportedError(
-                f"{self._kind} gives token {int(tokens[at])} the logit {float(found[at]):.4g}, and "
-                f"its last norm and unembedding alone {float(logits[at]):.4g}: it scales or caps "
-                "its logits, so they are no sum of what parts add"
-            )
+        # A row of logits is long, so there are few at a time.
+        most = max(1, _CHECKED // len(self._weight))
+        for begin in range(0, len(stream), most):
+            at = slice(begin, begin + most)
+            made = self._head.logits(stream[at].to(self._weight.dtype)).cpu()
+            own = made.double()
+            found = own.gather(-1, tokens[at][:, None])[:, 0]
+            if against is not None:
+                found = found - own.gather(-1, against[at][:, None])[:, 0]
+            tolerance = 1e-3 if made.dtype in (torch.float32, torch.float64) else 3e-2
+            usual = own.abs().median()
+            off = (found - logits[at]).abs() > tolerance * (usual + found.abs())
+            if bool(off.any()):
+                first = int(off.nonzero()[0])
+                raise UnsupportedError(
+                    f"{self._kind} gives token {int(tokens[at][first])} the logit "
+                    f"{float(found[first]):.4g}, and its last norm and unembedding alone "
+                    f"{float(logits[at][first]):.4g}: it scales or caps its logits, so they are "
+                    "no sum of what parts add"
+                )

@@ -55,13 +55,13 @@ def chosen_layers(reader: ActivationReader, layers: str | Iterable[str] | None) 
 def rows_of_texts(
     reader: ActivationReader,
     layers: str | Iterable[str] | None,
-    sequence: int,
+    sequence: int | Sequence[int],
     tokenizer: Any = None,
     steps: Selector = None,
     *,
     last_calls: bool = False,
 ) -> dict[str, Rows]:
-    """The rows of a text at each layer. All have the same tokens.
+    """The rows of a text, or of texts, at each layer. All have the same tokens.
 
     Args:
         reader: the capture.
@@ -107,18 +107,20 @@ def rows_of_texts(
 def rows_of_text(
     reader: ActivationReader,
     layer: str,
-    sequence: int,
+    sequence: int | Sequence[int],
     tokenizer: Any = None,
     steps: Selector = None,
 ) -> Rows:
     """The rows of a layer that belong to one text, in the order of its tokens.
+
+    Those of several texts follow each other in the order of the texts' numbers that are given.
 
     Args:
         reader: the capture.
         layer: the layer's name.
         sequence: the number of the text in the capture, through all steps of a generation. If the
             capture does not have what the model was given: the number of a row of a batch, counted
-            through all steps.
+            through all steps. Several: of several texts.
         tokenizer: its `decode` gives the texts of tokens.
         steps: the steps to read, as for `ActivationReader.select`; None: all.
 
@@ -128,13 +130,17 @@ def rows_of_text(
         UnknownActivationError: there is no such layer.
     """
     rows, texts = rows_and_texts(reader, layer, tokenizer, steps)
-    of = np.flatnonzero(texts == sequence)
-    if not len(of):
+    order = np.argsort(texts, kind="stable")
+    begins, ends = (
+        np.searchsorted(texts[order], np.atleast_1d(sequence), side) for side in ("left", "right")
+    )
+    if (begins == ends).any():
+        missing = np.atleast_1d(sequence)[begins == ends][0]
         raise InvalidArgumentError(
-            f"sequence = {sequence}: {layer!r} has the texts {texts.min(initial=0)} to "
+            f"sequence = {missing}: {layer!r} has the texts {texts.min(initial=0)} to "
             f"{texts.max(initial=0)}"
         )
-    return rows[of]
+    return rows[np.concatenate([order[a:b] for a, b in zip(begins, ends, strict=True)])]
 
 
 def of_last_calls(rows: Rows) -> Rows:
