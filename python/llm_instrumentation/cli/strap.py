@@ -11,7 +11,6 @@ from ..errors import (
 )
 from .commands import (
     blame,
-    circuit,
     compare,
     dump,
     export,
@@ -32,6 +31,7 @@ from .commands import (
     upload,
     verify,
 )
+from .commands.causal import circuit, effects
 from .exit_codes import ExitCode
 from .options import CAPTURES, CODES
 from .program import Program, new_app
@@ -43,7 +43,7 @@ app = new_app(
 )
 for _command in (
     *(info, ls, tail, show, blame, dump, compare, similarity, report, verify, salvage, upload),
-    *(serve, export, import_, circuit, probe, top, timeline, trace),
+    *(serve, export, import_, effects, circuit, probe, top, timeline, trace),
 ):
     app.add_typer(_command.app)
 app.add_typer(sae.app, name="sae", rich_help_panel=CAPTURES)

@@ -244,7 +244,7 @@ def direct_logit_attributions(
         lengths = dict(zip(known.tolist(), counts.tolist(), strict=True))
         chosen = list(lengths if sequences is None else sequences)
         wanted = [
-            _Wanted(*one)
+            _WantedText(*one)
             for one in zip(
                 chosen, (lengths.get(one, 0) for one in chosen),
                 _of_each("tokens", tokens, chosen), _of_each("against", against, chosen),
@@ -257,7 +257,7 @@ def direct_logit_attributions(
     return found
 
 
-class _Wanted(NamedTuple):
+class _WantedText(NamedTuple):
     """A text, the number of its tokens, and the tokens whose logits are meant."""
 
     sequence: int
@@ -284,9 +284,9 @@ def _of_each(
     return [int(one) for one in given]
 
 
-def _blocks(wanted: Iterable[_Wanted], most: int) -> Iterator[list[_Wanted]]:
+def _blocks(wanted: Iterable[_WantedText], most: int) -> Iterator[list[_WantedText]]:
     """The texts that are read together: as many as have this number of tokens, and at least one."""
-    block: list[_Wanted] = []
+    block: list[_WantedText] = []
     held = 0
     for one in wanted:
         if block and held + one.length > most:
@@ -300,7 +300,7 @@ def _blocks(wanted: Iterable[_Wanted], most: int) -> Iterator[list[_Wanted]]:
 
 def _of_block(
     reader: ActivationReader, parts: DecoderGraph, head: FrozenHead, names: Mapping[str, str],
-    wanted: Sequence[_Wanted], *, heads: bool, tokenizer: Any,
+    wanted: Sequence[_WantedText], *, heads: bool, tokenizer: Any,
 ) -> Iterator[LogitAttribution]:  # fmt: skip
     """What the parts add in some texts."""
     sequences = [one.sequence for one in wanted]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,15 +11,25 @@ import typer
 
 from ....errors import InvalidArgumentError
 from ...console import print_json, shown, table
-from ...options import CODES, MODELS, Device, Json
-from ...pretrained import pretrained
-from .texts import columns_of
+from ...options import CODES, MODELS, Device, Json, Tokenizer
+from .pairs import (
+    Clean,
+    Correct,
+    Corrupted,
+    MetricOption,
+    PairMetric,
+    PairsAtATime,
+    PairsFile,
+    Task,
+    Wrong,
+    columns_of,
+    task_of,
+)
 
 if TYPE_CHECKING:
     from ....analysis.causal_graph import CausalGraph, Edge
     from ....interventions.decoders import PostNorms
-    from ....interventions.metrics import Metric
-    from ....interventions.prompts import Positions, Prompts
+    from ....interventions.prompts import Positions
 
 __all__ = ["app"]
 
@@ -37,36 +46,17 @@ class NormChoice(str, Enum):
     FROZEN = "frozen"
 
 
-class CircuitMetric(str, Enum):
-    LOGIT_DIFFERENCE = "logit-difference"
-    CROSS_ENTROPY = "cross-entropy"
-    KL_DIVERGENCE = "kl-divergence"
-
-
 @app.command(epilog=CODES, rich_help_panel=MODELS)
 def circuit(
     model: Annotated[
         str, typer.Argument(help="A causal language model: a folder or a name.", metavar="MODEL")
     ],
-    clean: Annotated[
-        list[str] | None, typer.Option("--clean", help="A text. May be given again.")
-    ] = None,
-    corrupted: Annotated[
-        list[str] | None, typer.Option("--corrupted", help="Its counterpart, of as many tokens.")
-    ] = None,
-    correct: Annotated[
-        list[str] | None, typer.Option("--correct", help="The token that should follow.")
-    ] = None,
-    wrong: Annotated[
-        list[str] | None, typer.Option("--wrong", help="The one that follows the corrupted text.")
-    ] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option("--pairs", help="These texts instead, by name: an object in each line."),
-    ] = None,
-    metric: Annotated[
-        CircuitMetric, typer.Option("--metric", help="What effects are effects on.")
-    ] = CircuitMetric.LOGIT_DIFFERENCE,
+    clean: Clean = None,
+    corrupted: Corrupted = None,
+    correct: Correct = None,
+    wrong: Wrong = None,
+    pairs: PairsFile = None,
+    metric: MetricOption = PairMetric.LOGIT_DIFFERENCE,
     steps: Annotated[
         int, typer.Option("--steps", help="Of integrated gradients; 0: one gradient.", min=0)
     ] = 5,
@@ -90,10 +80,8 @@ def circuit(
     every: Annotated[
         Path | None, typer.Option("--all", help="Write the graph of all edges, as .json.")
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Default: that of the model.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs at a time.", min=1)] = 8,
+    tokenizer: Tokenizer = None,
+    batch_size: PairsAtATime = 8,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -102,13 +90,9 @@ def circuit(
 
     _check_files(out, every, top_k)
     texts = {"clean": clean, "corrupted": corrupted, "correct": correct, "wrong": wrong}
-    columns = columns_of(texts, pairs, metric.value)
-    network = pretrained("MODEL", "AutoModelForCausalLM", model).eval().to(device)
-    texts_of = pretrained("--tokenizer", "AutoTokenizer", tokenizer or model)
-    prompts = _prompts(columns, texts_of, device)
-    measured = _metric(metric.value, network, prompts, batch_size)
+    task = task_of(model, tokenizer, columns_of(texts, pairs, metric), metric, device, batch_size)
     graph, found = _measured(
-        network, prompts, measured, steps or None, top_k, exact,
+        task, steps or None, top_k, exact,
         post_norms.value, batch_size=batch_size, experts=experts,
         positions="each" if each_position else None,
     )  # fmt: skip
@@ -116,7 +100,7 @@ def circuit(
         save_graph(graph, every)
     notes = dict(found.notes)
     if each_position:
-        notes["tokens"] = _tokens(prompts, texts_of)
+        notes["tokens"] = _tokens(task)
     found = dataclasses.replace(found, model=model, notes=notes)
     if out is not None:
         save_graph(found, out)
@@ -133,13 +117,14 @@ def _tell(found: CausalGraph, out: Path | None, as_json: bool) -> None:
 
 
 def _measured(
-    network: Any, prompts: Prompts, metric: Metric, steps: int | None, top_k: int, exact: bool,
+    task: Task, steps: int | None, top_k: int, exact: bool,
     post_norms: PostNorms, *, batch_size: int, positions: Positions, experts: bool,
 ) -> tuple[CausalGraph, CausalGraph]:  # fmt: skip
     """The graph of all edges, or at positions of the largest, and the circuit."""
     from ....interventions.circuits import run_circuit
     from ....interventions.edges import edge_attribution, edge_patching
 
+    network, prompts, metric = task.model, task.prompts, task.metric
     common: Any = {"batch_size": batch_size, "positions": positions, "experts": experts}
     kept = None if positions is None else max(top_k, _KEPT)
     graph = edge_attribution(
@@ -167,34 +152,13 @@ def _check_files(out: Path | None, every: Path | None, top_k: int) -> None:
         )
 
 
-def _prompts(columns: dict[str, Sequence[str]], tokenizer: Any, device: str) -> Prompts:
-    from ....interventions.prompts import Prompts
-
-    answers = {name: texts for name, texts in columns.items() if name in ("correct", "wrong")}
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-    return Prompts.of_texts(
-        tokenizer, columns["clean"], columns["corrupted"], answers=answers, device=device
-    )
-
-
-def _tokens(prompts: Prompts, tokenizer: Any) -> dict[str, str]:
+def _tokens(task: Task) -> dict[str, str]:
     """The token of the first clean text at each position, with "…" where others have others."""
-    ids = prompts.clean["input_ids"]
+    ids = task.prompts.clean["input_ids"]
     same = (ids == ids[0]).all(0).tolist()
-    texts = [tokenizer.decode([token]) for token in ids[0].tolist()]
+    texts = [task.tokenizer.decode([token]) for token in ids[0].tolist()]
     pairs = enumerate(zip(texts, same, strict=True))
     return {str(at): text if alike else f"{text}…" for at, (text, alike) in pairs}
-
-
-def _metric(name: str, model: Any, prompts: Prompts, batch_size: int) -> Metric:
-    from ....interventions import metrics
-
-    if name == "logit-difference":
-        return metrics.logit_difference()
-    if name == "cross-entropy":
-        return metrics.cross_entropy()
-    return metrics.kl_divergence(model, prompts, batch_size=batch_size)
 
 
 def _print(graph: CausalGraph) -> None:

@@ -1,4 +1,4 @@
-"""`strap circuit` on a small model that has learned to repeat the second word of a text."""
+"""`strap circuit` and `strap effects` on a small model that repeats the second word of a text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from llm_instrumentation.analysis.causal_graph import load_graph
 from llm_instrumentation.cli import main
+from llm_instrumentation.interventions import Effects
 
 WORDS = ["[PAD]", "the", "cat", "dog", "sat", "ran", "here", "there", "red", "blue", "far", "near"]
 TEXTS = [
@@ -159,3 +160,64 @@ def test_edges_at_each_position_are_told_and_drawn(model, tmp_path, capsys):
     # 20 edges into keys and values have six pairs of positions, 26 others have three.
     assert circuit.notes["edges of the model"] == 20 * 6 + 26 * 3
     assert f"{len(circuit.edges)} of 198 edges" in said
+
+
+# ---- effects of parts -----------------------------------------------------------------------
+
+
+def test_the_parts_that_matter_are_told_and_written(model, tmp_path, capsys):
+    out, figure = tmp_path / "heads.parquet", tmp_path / "heads.png"
+    code, said, error = strap(
+        capsys, "effects", model, *TEXTS, "--sites", "heads", "--sites", "mlp", "--out", out,
+        "--figure", figure,
+    )  # fmt: skip
+    assert (code, error) == (0, "")
+    stored = Effects.load(out)
+    assert stored.nodes == ("a0.h0", "a0.h1", "a1.h0", "a1.h1", "m0", "m1")
+    assert (stored.method, stored.direction) == ("activation patching", "denoising")
+    assert stored.values.shape == (6, 2)
+    largest = stored.nodes[abs(stored.mean).argmax()]
+    assert said.splitlines()[1].split()[-1] == largest
+    assert "activation patching, denoising. logit difference: " in said
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_effects_at_each_token_by_gradients(model, tmp_path, capsys):
+    out = tmp_path / "where.parquet"
+    code, said, _ = strap(
+        capsys, "effects", model, *TEXTS, "--sites", "layers", "--each-position", "--method",
+        "attribution", "--steps", 20, "--direction", "noising", "--out", out, "--json",
+    )  # fmt: skip
+    assert code == 0
+    record = json.loads(said)
+    assert "attribution" in record["method"] and "noising" in record["method"]
+    nodes = {node["id"]: node["effect"] for node in record["nodes"]}
+    assert len(nodes) == 2 * 3
+    # Before the second word the texts are the same. At the end most of the difference has arrived.
+    assert nodes["transformer.h.1@0"] == pytest.approx(0, abs=1e-5)
+    whole = record["corrupted"] - record["clean"]
+    assert whole < 0 and 0.5 < nodes["transformer.h.1@2"] / whole < 1.1
+    assert Effects.load(out).clean_ids.tolist() == [[1, 2, 4], [1, 8, 5]]
+
+
+def test_ablation_needs_no_direction(model, capsys):
+    code, said, _ = strap(capsys, "effects", model, *TEXTS, "--method", "ablation")
+    assert code == 0 and "zero ablation, noising. logit difference: " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--steps", 5], 2, "--steps is for --method attribution, not patching"),
+        (["--method", "ablation", "--direction", "noising"], 2, "ablation changes the clean run"),
+        (["--out", "heads.json"], 2, "the name ends in .parquet"),
+        (["--figure", "heads.txt"], 2, "--figure heads.txt: the name ends in"),
+        (["--sites", "experts"], 2, "experts"),
+        (["--sites", "neurons"], 2, "is not one of"),
+    ],
+)
+def test_wrong_options_of_effects_are_said_before_the_model_runs(
+    model, capsys, arguments, code, said
+):
+    found, _, error = strap(capsys, "effects", model, *TEXTS, *arguments)
+    assert (found, said in error) == (code, True), error
