@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -282,6 +284,30 @@ def test_the_largest_influences_stay(ids):
     for share in (0, 1.1):
         with pytest.raises(InvalidArgumentError, match="edge_threshold = .*: give a share above 0"):
             graph.pruned(edge_threshold=share)
+
+
+def peak(function: Any) -> int:
+    """The most bytes that Python and NumPy hold at once while a function runs."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_that_of_the_edges_that_are_kept(ids):
+    """Ten thousand features are active: the edges among all of them would be 800 MB."""
+    model = language_model("GPT2").eval().double()
+    transcoders = transcoders_of(model, d_sae=2_000)
+
+    def measure(most: int) -> Callable[[], AttributionGraph]:
+        return lambda: attribution_graph(model, ids, transcoders, max_features=most, batch_size=10)
+
+    assert peak(measure(50)) < 60 << 20
+    graph = measure(1_000)()
+    assert graph.edges.shape == (1_000 + len(graph.logits), 1_000 + 3 * TOKENS)
+    assert peak(lambda: graph.pruned(node_threshold=0.2)) < graph.edges.nbytes
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 500])

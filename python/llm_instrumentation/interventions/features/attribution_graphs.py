@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from ...errors import InvalidArgumentError
 from ..running.runs import Floats, versions
 
 __all__ = ["AttributionGraph", "influences"]
+
+Integers = npt.NDArray[np.int64]
+
+_AT_ONCE = 64  # targets
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +94,8 @@ class AttributionGraph:
         all paths to a logit of the products of these shares, weighted by the probability of the
         logit (Ameisen et al. 2025, "Circuit Tracing", transformer-circuits.pub).
         """
-        return influences(self.edges, len(self.features), self._weights())
+        columns = np.arange(len(self.features))
+        return _influence(self.edges, self.features[:, 0], columns, self._weights())
 
     def pruned(self, *, node_threshold: float = 0.8, edge_threshold: float = 0.98) -> CausalGraph:
         """The nodes and edges with the largest influences, as a causal graph.
@@ -114,25 +120,34 @@ class AttributionGraph:
         for name, share in (("node_threshold", node_threshold), ("edge_threshold", edge_threshold)):
             if not 0 < share <= 1:
                 raise InvalidArgumentError(f"{name} = {share}: give a share above 0, at most 1")
-        count, inner = len(self.features), self.edges.shape[1] - len(self.tokens)
+        all_features, all_inner = len(self.features), self.edges.shape[1] - len(self.tokens)
         influence = self.influence()
         stays = _largest(influence, node_threshold)
-        stays[inner:] = True
-        rows = np.append(stays[:count], np.ones(len(self.logits), dtype=bool))
-        edges = np.where(rows[:, None] & stays, self.edges, 0).astype(np.float64)
-        reached = influences(edges, count, self._weights())[:count]
+        stays[all_inner:] = True
+        # From here on the rows and columns are those that stay.
+        sources = np.flatnonzero(stays)
+        count, inner = np.searchsorted(sources, (all_features, all_inner))
+        logits = np.arange(all_features, len(self.edges))
+        targets = np.append(sources[:count], logits)
+        edges = self.edges[np.ix_(targets, sources)]
+        layers = self.features[sources[:count], 0]
+        reached = _influence(edges, layers, np.arange(count), self._weights())[:count]
         reached = np.append(reached, self._weights())
         chosen = _largest(reached[:, None] * _shares(edges), edge_threshold)
+        left = np.ones(len(sources), dtype=bool)
+        rows = np.ones(len(targets), dtype=bool)
         while True:  # each node that goes may leave others without edges
-            before = stays.copy()
-            stays[:inner] &= chosen[:, :inner].any(0)
-            stays[:count] &= chosen[:count].any(1)
-            rows[:count] = stays[:count]
-            chosen &= rows[:, None] & stays
-            if (stays == before).all():
+            before = left.copy()
+            left[:inner] &= chosen[:, :inner].any(0)
+            left[:count] &= chosen[:count].any(1)
+            rows[:count] = left[:count]
+            chosen &= rows[:, None] & left
+            if (left == before).all():
                 break
         settings = {"node_threshold": node_threshold, "edge_threshold": edge_threshold}
-        return self._graph(chosen, stays, influence, settings)
+        to, of = np.nonzero(chosen)
+        stays[sources] = left
+        return self._graph(zip(targets[to], sources[of], strict=True), stays, influence, settings)
 
     def _weights(self) -> Floats:
         """The weights of the logits. Their sum is 1 if some probability is above 0."""
@@ -143,7 +158,7 @@ class AttributionGraph:
         return weights
 
     def _graph(
-        self, chosen: npt.NDArray[np.bool_], stays: npt.NDArray[np.bool_], influence: Floats,
+        self, chosen: Iterable[tuple[int, int]], stays: npt.NDArray[np.bool_], influence: Floats,
         settings: dict[str, float],
     ) -> CausalGraph:  # fmt: skip
         sources, targets = self.sources, self.targets
@@ -168,7 +183,7 @@ class AttributionGraph:
             tuple(GraphNode(name) for name in [*nodes, *logits]),
             tuple(
                 Edge(sources[source], targets[target], effect=float(self.edges[target, source]))
-                for target, source in zip(*np.nonzero(chosen), strict=True)
+                for target, source in chosen
             ),
             model=self.model,
             metric="the value of the target",
@@ -182,21 +197,42 @@ class AttributionGraph:
         )
 
 
-def influences(edges: npt.NDArray[Any], features: int, weights: Floats) -> Floats:
+def influences(
+    logits: npt.NDArray[Any], weights: Floats, blocks: Iterable[tuple[Integers, npt.NDArray[Any]]]
+) -> Floats:
     """The influence of each source on the logits. See `AttributionGraph.influence`.
 
     Args:
-        edges: [features and logits, sources]; the first sources are the features.
-        features: their number.
+        logits: the edges into the logits, [logits, sources].
+        weights: of the logits.
+        blocks: the edges into features, [features, sources], and the places of these features among
+            the sources. Features of later layers come first, and those of a block are of one layer.
+            So the influence of a feature is known when its turn comes.
+    """
+    total: Floats = weights @ _shares(logits)
+    for places, edges in blocks:
+        # A matrix of shares takes memory, so there are few at a time.
+        for first in range(0, len(places), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            total += total[places[some]] @ _shares(edges[some])
+    return total
+
+
+def _influence(
+    edges: npt.NDArray[Any], layers: Integers, columns: Integers, weights: Floats
+) -> Floats:
+    """As `influences`, of the edges into features and then logits.
+
+    Args:
+        edges: [features and logits, sources].
+        layers: of the features; they ascend.
+        columns: the places of the features among the sources.
         weights: of the logits.
     """
-    shares = _shares(edges)
-    reaching = weights @ shares[features:]
-    total: Floats = reaching.copy()
-    while reaching[:features].any():  # edges lead to later layers, so this ends
-        reaching = reaching[:features] @ shares[:features]
-        total += reaching
-    return total
+    begins = np.flatnonzero(np.diff(layers)) + 1  # of the layers but the first
+    of_layers = np.split(edges[: len(layers)], begins)
+    blocks = zip(reversed(np.split(columns, begins)), reversed(of_layers), strict=True)
+    return influences(edges[len(layers) :], weights, blocks)
 
 
 def _shares(edges: npt.NDArray[Any]) -> Floats:

@@ -303,14 +303,16 @@ class _GraphRows:
         ).reshape(-1, 3)
         self._ends, self._weights, self._most = ends, weights, most
         self._order: list[int] = []  # the features that are targets, in turn
-        self._rows: list[Any] = []
+        # Of the logits, and of features by layer: their edges, with the places of the features.
+        self._of_logits: list[Any] = []
+        self._of_layers: list[list[tuple[Any, Any]]] = [[] for _ in parts]
         self._bias: list[Any] = []
         count = len(self._features)
         self.total = len(ends) + (count if most is None else min(most, count))
 
     @property
     def done(self) -> int:
-        return sum(map(len, self._rows))
+        return sum(map(len, self._bias))
 
     def batches(self, size: int) -> Iterator[list[LinearTarget]]:
         """The targets: the logits, then features. Their rows have to be added in between."""
@@ -326,17 +328,22 @@ class _GraphRows:
         count = len(self._features)
         if self._most is None or self._most >= count:
             return list(range(len(self._order), len(self._order) + size))
-        edges = np.zeros((count + len(self._ends), self._rows[0].shape[1]), self._rows[0].dtype)
-        known = np.concatenate(self._rows)
-        edges[count:] = known[: len(self._ends)]
-        edges[self._order] = known[len(self._ends) :]
-        matter = influences(edges, count, self._weights)[:count]
+        known = (block for layer in reversed(self._of_layers) for block in layer)
+        matter = influences(np.concatenate(self._of_logits), self._weights, known)[:count]
         matter[self._order] = -1
         return [int(at) for at in np.argsort(-matter, kind="stable")[:size]]
 
     def add(self, rows: IncomingEdges) -> None:
         together = [rows.features, rows.errors.flatten(1), rows.embeddings]
-        self._rows.append(torch.cat(together, 1).cpu().numpy())
+        edges = torch.cat(together, 1).cpu().numpy()
+        if self.done < len(self._ends):
+            self._of_logits.append(edges)
+        else:
+            places = np.array(self._order[-len(edges) :], np.int64)
+            layers = self._ids[places, 0]
+            for layer in np.unique(layers):
+                own = layers == layer
+                self._of_layers[layer].append((places[own], edges[own]))
         self._bias.append(floats(rows.bias))
 
     def result(self) -> dict[str, Any]:
@@ -344,14 +351,24 @@ class _GraphRows:
         count, ends = len(self._features), len(self._ends)
         order = np.array(sorted(self._order), np.int64)
         places = np.append(ends + np.argsort(self._order), np.arange(ends)).astype(np.int64)
-        edges, bias = np.concatenate(self._rows)[places], np.concatenate(self._bias)[places]
         others = np.setdiff1d(np.arange(count), order)
-        columns = np.append(order, np.arange(count, edges.shape[1]))
+        last = np.concatenate(self._of_logits)
+        columns = np.append(order, np.arange(count, last.shape[1]))
+        edges = np.empty((len(places), len(columns)), last.dtype)
+        left_out = np.empty(len(places))
+        edges[len(order) :] = last[:, columns]
+        left_out[len(order) :] = last[:, others].sum(1, dtype=np.float64)
+        for layer in self._of_layers:
+            while layer:  # each block is freed when its edges are in the graph
+                own, block = layer.pop()
+                at = np.searchsorted(order, own)
+                edges[at] = block[:, columns]
+                left_out[at] = block[:, others].sum(1, dtype=np.float64)
         targets = [*(self._features[at] for at in order), *self._ends]
         return {
             "features": self._ids[order],
-            "edges": edges[:, columns],
+            "edges": edges,
             "values": np.array([one.value for one in targets]),
-            "bias": bias,
-            "left_out": edges[:, others].sum(1, dtype=np.float64),
+            "bias": np.concatenate(self._bias)[places],
+            "left_out": left_out,
         }
