@@ -26,6 +26,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # ---- the machine ------------------------------------------------------------------
 
 
+def resident(field: str) -> int:
+    """Resident memory of the process in bytes, now (VmRSS) or at its peak (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) << 10
+    raise LookupError(field)
+
+
 def machine(folder: Path, packages: Sequence[str] = ()) -> dict[str, str]:
     """Describes the machine: processor, memory, kernel, the disk of a folder, versions."""
     told = {

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _common import resident
 
 Scores = list[float]
 
@@ -284,14 +285,6 @@ TASKS: dict[str, dict[str, tuple[Any, int]]] = {
         OURS: (our_logits, BATCH),
     },
 }
-
-
-def resident(field: str) -> int:
-    """A number of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) << 10
-    raise LookupError(field)
 
 
 def contender(task: str, name: str, folder: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from _common import ROOT, head, keep, machine, spread, table
+from _common import ROOT, head, keep, machine, resident, spread, table
 
 LAYERS, VALUES = 200, 64
 LINE, LINES, PACKETS = 768, 1365, 64  # of --parts: bytes of a range, ranges of a packet of 1 MB
@@ -67,12 +67,6 @@ def parser(path: str, most: int) -> None:
             file.read(name_len).decode()
             payload = file.read(data_len)
             decode.get(payload[:4], bytes)(payload)
-
-
-def resident(field: str) -> int:
-    """Resident memory of the process in bytes, now (VmRSS) or at its peak (VmHWM)."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in status if line.startswith(f"{field}:"))
 
 
 def measure(path: str, most: int) -> None:

@@ -113,7 +113,9 @@ def test_a_quick_run_of_object_storage_reads_all_back(tmp_path):
     assert "every tensor equal" in done.stdout
 
 
-@pytest.mark.parametrize(("name", "line"), [("edges", "EAP "), ("trace_parts", "Ray ")])
+@pytest.mark.parametrize(
+    ("name", "line"), [("edges", "EAP "), ("trace_parts", "Ray "), ("attribution_graphs", "all ")]
+)
 def test_a_quick_run_shows_its_table_only(name, line, tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick"],
