@@ -213,9 +213,15 @@ def test_ablation_needs_no_direction(model, capsys):
         (["--out", "heads.json"], 2, "the name ends in .parquet"),
         (["--figure", "heads.txt"], 2, "--figure heads.txt: the name ends in"),
         (["--sites", "experts"], 2, "experts"),
+        (["--out", "missing/heads.parquet"], 5, "there is no folder missing"),
+        (["--each-position", "--figure", "a.png"], 2, "a map of heads has no positions"),
+        (["--sites", "heads", "--sites", "layers", "--figure", "a.png"], 2, "one kind of parts"),
+        (["--sites", "mlp", "--each-position", "--clean", "the cat sat here", "--corrupted",
+          "the dog sat here", "--correct", "cat", "--wrong", "dog"], 2,
+         "the texts have 3 to 4 tokens"),
         (["--sites", "neurons"], 2, "is not one of"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_of_effects_are_said_before_the_model_runs(
     model, capsys, arguments, code, said
 ):

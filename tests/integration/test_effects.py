@@ -32,6 +32,7 @@ from llm_instrumentation.interventions import (
     resample,
     sites_of,
 )
+from llm_instrumentation.interventions.installed import UnusedEditError, in_turn
 from llm_instrumentation.interventions.nodes import node_names
 from torch import Tensor, nn
 
@@ -648,3 +649,44 @@ def test_each_site_has_a_block_of_its_own(gpt2):
     for number, site in enumerate(sites):
         alone = ablation(gpt2, prompts_of(), logit_difference(), [site], edit=noisy, batch_size=2)
         np.testing.assert_array_equal(alone.values[0], together.values[number])
+
+
+def test_between_two_sites_the_model_is_as_before(gpt2):
+    """A progress function that runs the model, and one that raises."""
+    prompts, sites = prompts_of(), sites_of(gpt2, "layers", positions=range(3))
+    with torch.no_grad():
+        expected = gpt2(**prompts.clean).logits
+
+    def unchanged(done: int, total: int) -> None:
+        with torch.no_grad():
+            assert torch.equal(gpt2(**prompts.clean).logits, expected)
+
+    activation_patching(gpt2, prompts, logit_difference(), sites, progress=unchanged)
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError) as caught:
+        activation_patching(gpt2, prompts, logit_difference(), sites, progress=stop)
+    unchanged(0, 0)  # also while something refers to the frames of the call
+    assert caught.value is not None
+
+
+def test_what_an_edit_keeps_is_freed_with_its_turn(gpt2):
+    """Means of the batch are kept for the length of a block."""
+    sites = sites_of(gpt2, "layers", positions=range(3))
+    edits = [mean(site) for site in sites]
+    prompts = prompts_of()
+    with in_turn(gpt2, edits[:3]) as turn:
+        for number in (0, 1, 1):
+            with torch.no_grad(), turn(number):
+                gpt2(**prompts.clean)
+        with pytest.raises(UnusedEditError, match="the model was not called"), turn(1):
+            pass
+
+
+def test_an_edit_at_a_span_is_refused_by_name(gpt2):
+    edit = functools.partial(mean, positions="subject")
+    with pytest.raises(InvalidArgumentError, match="'subject' is a span of prompts"):
+        ablation(gpt2, prompts_of(), logit_difference(), ["transformer.h.0"], edit=edit)

@@ -20,10 +20,10 @@ from ..core.outputs import replace_tensor
 from ..core.tensors.modules import adapter_advice, original_name
 from ..errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["ModelHead", "evaluating", "unembedding_of"]
+__all__ = ["VECTORS", "ModelHead", "evaluating", "unembedding_of"]
 
 _ENTRY = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*\d+")  # of a list that is in no other list
-_VECTORS = 64  # that go through the head together
+VECTORS = 64  # that go through the head together
 _TEXTS, _LENGTH = 2, 7  # of the made-up texts that the head is checked on
 _MASKED = 1e30  # logits of tokens that a model never predicts are below minus this
 _WAY_OUT = "pass norm= and unembedding=, the modules that make logits of vectors"
@@ -75,7 +75,7 @@ class ModelHead:
                     f"{self._kind} returns {logits.shape[-1]} numbers for each token, which are no "
                     f"logits of its {known} tokens: {_WAY_OUT}"
                 )
-            self._calls, _ = self._run(_VECTORS, 1)
+            self._calls, _ = self._run(VECTORS, 1)
             self._target = self._found(calls, logits)
         self.blocks = tuple(
             name for name in self._entries if _list_of(name) == _list_of(calls[self._target].name)
@@ -198,7 +198,7 @@ class ModelHead:
         )
 
     def _of_all(self, vectors: Tensor) -> Tensor:
-        return torch.cat([self._of_some(some) for some in torch.split(vectors, _VECTORS)])
+        return torch.cat([self._of_some(some) for some in torch.split(vectors, VECTORS)])
 
     def _of_some(self, vectors: Tensor) -> Tensor:
         """The logits of as many vectors as go through the head together."""
@@ -206,18 +206,18 @@ class ModelHead:
             raise _MismatchError("is not always called")
         target = self._calls[self._target]
         place = _first(target.output)
-        if place is None or place.numel() != _VECTORS * place.shape[-1]:
+        if place is None or place.numel() != VECTORS * place.shape[-1]:
             raise _MismatchError("returns no vector for a single token")
         if vectors.dim() != 2 or vectors.shape[1] != place.shape[-1]:
             raise InvalidArgumentError(
                 f"the vectors have the shape {list(vectors.shape)}, and {target.name!r} returns "
                 f"vectors of width {place.shape[-1]}"
             )
-        filled = vectors.new_zeros(_VECTORS, vectors.shape[1])
+        filled = vectors.new_zeros(VECTORS, vectors.shape[1])
         filled[: len(vectors)] = vectors
         given = filled.to(place.device, place.dtype).reshape(place.shape)
         with self._skipping(given):
-            logits = self._logits_of(_VECTORS, 1)
+            logits = self._logits_of(VECTORS, 1)
         return logits[: len(vectors), 0]
 
     @contextlib.contextmanager
@@ -368,7 +368,7 @@ def _plain_ids(model: nn.Module, known: int) -> Tensor:
             f"checked: {_WAY_OUT}"
         )
     generator = torch.Generator().manual_seed(0)
-    places = torch.randint(len(plain), (_VECTORS, _LENGTH), generator=generator)
+    places = torch.randint(len(plain), (VECTORS, _LENGTH), generator=generator)
     device = next((weight.device for weight in model.parameters()), None)
     return torch.tensor(plain)[places].to(device)
 

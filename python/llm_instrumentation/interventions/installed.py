@@ -102,16 +102,6 @@ def intervene(
     """
     if unused not in ("raise", "ignore"):
         raise InvalidArgumentError(f'unused = {unused!r}: give "raise" or "ignore"')
-    for edit in edits:
-        if not isinstance(edit, Edit):
-            raise InvalidArgumentError(
-                f"{edit!r} is no edit: give zero(...), replace(...) and so on"
-            )
-        if (role := role_of(edit.site)) is not None:
-            raise InvalidArgumentError(
-                f"{edit}: positions = {role!r} is a span of prompts, and intervene has none: give "
-                f"positions=prompts.spans[{role!r}]"
-            )
     with _installed(model, edits, scope) as (applied, hooked):
         yield applied
     if unused == "raise":
@@ -139,14 +129,21 @@ def in_turn(
         UnusedEditError: at the end of a turn: the edit was not applied.
     """
     with _installed(model, edits, "thread") as (applied, hooked):
+        applied._at_work = ()
 
         @contextmanager
         def turn(number: int) -> Iterator[None]:
             applied._at_work, applied._first = (number,), applied._forwards.count
+            applied.counts[number] = 0
             for one in hooked:
-                one.ran = 0
-            yield
-            _check_used(applied, hooked, applied._at_work)
+                one.begin_turn()
+            try:
+                yield
+                _check_used(applied, hooked, (number,))
+            finally:
+                applied._at_work = ()
+                for one in hooked:
+                    one.begin_turn()  # frees what the edit keeps
 
         yield turn
 
@@ -155,6 +152,16 @@ def in_turn(
 def _installed(
     model: nn.Module, edits: Sequence[Edit], scope: Scope
 ) -> Iterator[tuple[Applied, list[_Hooked]]]:
+    for edit in edits:
+        if not isinstance(edit, Edit):
+            raise InvalidArgumentError(
+                f"{edit!r} is no edit: give zero(...), replace(...) and so on"
+            )
+        if (role := role_of(edit.site)) is not None:
+            raise InvalidArgumentError(
+                f"{edit}: positions = {role!r} is a span of prompts, and intervene has none: give "
+                f"positions=prompts.spans[{role!r}]"
+            )
     check_model(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     spots = resolve(model, [edit.site for edit in edits], modules)
@@ -202,6 +209,12 @@ class _Hooked:
         self._name = edits[0][1].name
         scope = edits[0][1].scope
         self._additions = None if scope is None else scopes[scope[0]]
+
+    def begin_turn(self) -> None:
+        """Forgets the calls before, and what edits have kept of them."""
+        self.ran = 0
+        for kept in self._kept.values():
+            kept.clear()
 
     def attach(self) -> RemovableHandle | Together:
         """Registers the hook."""

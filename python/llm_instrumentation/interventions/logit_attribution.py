@@ -13,9 +13,11 @@ layer with a norm behind them are told apart with the scale of this norm held fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 Values = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 # The captured parts of a sum differ from the captured sum less than this, also in bfloat16.
 _ROUNDING = 0.02
@@ -220,6 +222,7 @@ def direct_logit_attributions(
             position the token that follows.
         against: the token whose logit is taken away, likewise. None: none.
         sequences: the numbers of the texts in the capture, from 0; None: all, in their order.
+            Rows whose text is unknown, as of beams, are in none.
         heads: as for `direct_logit_attribution`.
         tokenizer: likewise.
 
@@ -240,9 +243,9 @@ def direct_logit_attributions(
     with opened(capture) as reader:
         names = _names(reader, parts)
         _, texts = rows_and_texts(reader, names["norm"])
-        known, counts = np.unique(texts, return_counts=True)
+        known, counts = np.unique(texts[texts >= 0], return_counts=True)  # -1: of no known text
         lengths = dict(zip(known.tolist(), counts.tolist(), strict=True))
-        chosen = list(lengths if sequences is None else sequences)
+        chosen = [operator.index(one) for one in (lengths if sequences is None else sequences)]
         wanted = [
             _WantedText(*one)
             for one in zip(
@@ -274,14 +277,17 @@ def _of_each(
     Raises:
         InvalidArgumentError: there are not as many as texts.
     """
-    if given is None or isinstance(given, (int, np.integer)):
-        return [None if given is None else int(given)] * len(texts)
+    if given is None:
+        return [None] * len(texts)
+    with contextlib.suppress(TypeError):  # it is no number, so it has several
+        return [operator.index(given)] * len(texts)  # type: ignore[arg-type]
+    assert isinstance(given, Sized)
     if len(given) != len(texts):
         raise InvalidArgumentError(
             f"{name} has {len(given)} tokens, and there are {len(texts)} texts: give one for each, "
             "or one for all"
         )
-    return [int(one) for one in given]
+    return [operator.index(one) for one in given]
 
 
 def _blocks(wanted: Iterable[_WantedText], most: int) -> Iterator[list[_WantedText]]:
@@ -311,7 +317,7 @@ def _of_block(
     ids = stream.column("token_id").astype(np.int64)
     ends = np.cumsum([one.length for one in wanted])
     of_texts = [
-        _targets(ids, end - one.length, end, one.token)
+        _targets(one, ids, end - one.length, end)
         for one, end in zip(wanted, ends.tolist(), strict=True)
     ]
     kept = np.concatenate([places for places, _ in of_texts])
@@ -376,17 +382,19 @@ def _names(reader: ActivationReader, parts: DecoderGraph) -> dict[str, str]:
     return found
 
 
-def _targets(ids: Integers, begin: int, end: int, token: int | None) -> tuple[Integers, Integers]:
+def _targets(text: _WantedText, ids: Ints, begin: int, end: int) -> tuple[Ints, Ints]:
     """The places of the rows of a text, and the token at each whose logit is meant."""
-    if token is not None:
-        return np.arange(begin, end), np.full(end - begin, token, np.int64)
+    if text.token is not None:
+        return np.arange(begin, end), np.full(end - begin, text.token, np.int64)
     if (ids[begin:end] < 0).any():
         raise InvalidArgumentError(
             "the capture does not have the ids of the tokens, so those that follow are unknown: "
             "name a token"
         )
     if end - begin < 2:
-        raise InvalidArgumentError("the text has one token, which none follows: name a token")
+        raise InvalidArgumentError(
+            f"text {text.sequence} has one token, which none follows: name a token"
+        )
     return np.arange(begin, end - 1), ids[begin + 1 : end]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -270,6 +271,15 @@ def test_the_largest_influences_stay(ids):
     all_paths = np.linalg.inv(np.eye(len(shares)) - shares) - np.eye(len(shares))
     expected = (weights @ all_paths[-len(weights) :])[: graph.edges.shape[1]]
     np.testing.assert_allclose(graph.influence(), expected, atol=1e-12)
+    backwards = np.arange(count)[::-1]
+    turned = dataclasses.replace(
+        graph,
+        features=graph.features[::-1],
+        edges=graph.edges[np.append(backwards, np.arange(count, len(graph.edges)))][
+            :, np.append(backwards, np.arange(count, graph.edges.shape[1]))
+        ],
+    )
+    np.testing.assert_allclose(turned.influence()[:count][::-1], expected[:count], atol=1e-12)
 
     small, large = graph.pruned(node_threshold=0.5), graph.pruned(node_threshold=0.9)
     names = [{node.id for node in one.nodes} for one in (small, large)]

@@ -286,9 +286,29 @@ def test_what_is_refused(gpt2, prompts):
     nodes = feature_attribution(gpt2, prompts, METRIC, {LAYER: sae}, steps=1).top(1)
     with pytest.raises(InvalidArgumentError, match="is no node of these autoencoders"):
         feature_patching(gpt2, prompts, METRIC, {MLP: sae}, nodes)
+    with pytest.raises(InvalidArgumentError, match="is no node of these autoencoders"):
+        feature_patching(gpt2, prompts, METRIC, {LAYER: sae}, [nodes[0]._replace(site=-1)])
     lost = [nodes[0]._replace(feature=99)]
     with pytest.raises(InvalidArgumentError, match="there is no such node"):
         feature_patching(gpt2, prompts, METRIC, {LAYER: sae}, lost)
+
+
+def test_between_two_features_the_model_is_as_before(gpt2, prompts):
+    sae = spliced_saes.made("standard")
+    nodes = feature_attribution(gpt2, prompts, METRIC, {LAYER: sae}, steps=1).top(3)
+    with torch.no_grad():
+        expected = gpt2(**prompts.clean).logits
+
+    def unchanged(done: int, total: int) -> None:
+        with torch.no_grad():
+            assert torch.equal(gpt2(**prompts.clean).logits, expected)
+        if done == 2:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError) as caught:
+        feature_patching(gpt2, prompts, METRIC, {LAYER: sae}, nodes, progress=unchanged)
+    unchanged(0, 0)
+    assert caught.value is not None
 
 
 class _WithoutHead(nn.Module):

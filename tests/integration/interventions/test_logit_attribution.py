@@ -268,6 +268,26 @@ def test_tokens_that_are_not_one_for_each_text_are_refused(tmp_path):
     with pytest.raises(InvalidArgumentError, match="sequence = 5: .* has the texts 0 to 1"):
         direct_logit_attributions(run, model, 1, sequences=[0, 5])
     assert direct_logit_attributions(run, model, 1, sequences=[]) == []
+    numbers = torch.tensor([1, 0])
+    found = direct_logit_attributions(run, model, numbers[0], sequences=numbers)
+    assert [one.targets[0] for one in found] == [1, 1]
+    with pytest.raises(InvalidArgumentError, match="sequence = -1"):
+        direct_logit_attribution(run, model, 1, sequence=-1)
+
+
+def test_rows_of_no_known_text_are_in_none(tmp_path):
+    """What beams are is not known behind their first step."""
+    model = make("llama", pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    run = tmp_path / "run.stream"
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model)).with_inputs()
+    with torch.no_grad(), capture_activations(model, run, config=config.with_float32()):
+        model.generate(IDS, max_new_tokens=3, num_beams=3, do_sample=False)
+    with ActivationReader(run) as reader:
+        norm = next(name for name in reader.layers if "norm" in name)
+        texts = reader.rows(norm).column("sequence")
+    assert (texts < 0).any()
+    found = direct_logit_attributions(run, model, 13)
+    assert len(found) == len(set(texts[texts >= 0].tolist()))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InvalidArgumentError, UnsupportedError
-from .._model_head import ModelHead, unembedding_of
+from .._model_head import VECTORS, ModelHead, unembedding_of
 
 __all__ = ["FrozenHead", "LogitMap"]
 
@@ -148,7 +148,7 @@ class FrozenHead:
             UnsupportedError: the model makes other logits of the stream: it has a scale or a cap.
         """
         # A row of logits is long, so there are few at a time.
-        most = max(1, _CHECKED // len(self._weight))
+        most = max(1, _CHECKED // len(self._weight) // VECTORS) * VECTORS
         for begin in range(0, len(stream), most):
             at = slice(begin, begin + most)
             made = self._head.logits(stream[at].to(self._weight.dtype)).cpu()

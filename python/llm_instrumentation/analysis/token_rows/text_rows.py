@@ -131,13 +131,12 @@ def rows_of_text(
     """
     rows, texts = rows_and_texts(reader, layer, tokenizer, steps)
     order = np.argsort(texts, kind="stable")
-    begins, ends = (
-        np.searchsorted(texts[order], np.atleast_1d(sequence), side) for side in ("left", "right")
-    )
-    if (begins == ends).any():
-        missing = np.atleast_1d(sequence)[begins == ends][0]
+    chosen = np.atleast_1d(sequence)
+    begins, ends = (np.searchsorted(texts[order], chosen, side) for side in ("left", "right"))
+    missing = chosen[(begins == ends) | (chosen < 0)]  # -1: of no known text
+    if len(missing):
         raise InvalidArgumentError(
-            f"sequence = {missing}: {layer!r} has the texts {texts.min(initial=0)} to "
+            f"sequence = {missing[0]}: {layer!r} has the texts {texts.min(initial=0)} to "
             f"{texts.max(initial=0)}"
         )
     return rows[np.concatenate([order[a:b] for a, b in zip(begins, ends, strict=True)])]

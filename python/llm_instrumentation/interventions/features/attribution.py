@@ -9,7 +9,7 @@ Circuits").
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -26,7 +26,6 @@ from ..prompts import Direction, Prompts
 from ..running.integration import points
 from ..running.runs import (
     Floats,
-    Run,
     check_given,
     check_gradients,
     floats,
@@ -37,7 +36,7 @@ from ..running.runs import (
 )
 from .coders import Coder
 from .effects import FeatureEffects, FeatureNode
-from .ways import Read, Way, check_lengths, read, whole_coders
+from .ways import Way, check_lengths, read, whole_coders
 
 __all__ = ["FeatureAblation", "feature_attribution", "feature_patching"]
 
@@ -207,7 +206,7 @@ def feature_patching(
     prompts.check_for(model)
     names = node_names(model, [coder.site for coder in coders])
     for node in nodes:
-        if node.site >= len(names) or node.id.rpartition("#")[0] != names[node.site]:
+        if not 0 <= node.site < len(names) or node.id.rpartition("#")[0] != names[node.site]:
             raise InvalidArgumentError(
                 f"{node.id!r} is no node of these autoencoders: give saes as they were given before"
             )
@@ -220,11 +219,18 @@ def feature_patching(
             there = read(model, coders, run.source)[0] if ablation == "corrupted" else None
             for site, coder in enumerate(coders):
                 of_site = {number: node for number, node in enumerate(nodes) if node.site == site}
-                measured = _with_each(model, metric, run, coder, here, there, of_site.values())
-                for number, found in zip(of_site, measured, strict=True):
-                    effects[number, run.examples] = found - base
-                    done += 1
-                    told(done, total)
+                if not of_site:
+                    continue
+                way = Way.of(coder, here, there)
+                edits = [_change(coder, way, node) for node in of_site.values()]
+                with in_turn(model, edits) as turn:
+                    for place, number in enumerate(of_site):
+                        with turn(place):
+                            found = floats(metric(model(**run.base), run.batch))
+                        effects[number, run.examples] = found - base
+                        done += 1
+                        told(done, total)
+                del way, edits  # before those of the next site are made
     spread = effects.std(axis=1, ddof=1) if len(prompts) > 1 else np.full(len(nodes), np.nan)
     return [
         node._replace(effect=float(own.mean()), std_error=float(one / np.sqrt(len(prompts))))
@@ -232,24 +238,9 @@ def feature_patching(
     ]
 
 
-def _with_each(
-    model: nn.Module, metric: Metric, run: Run, coder: Coder,
-    here: Mapping[Coder, Read], there: Mapping[Coder, Read] | None,
-    nodes: Collection[FeatureNode],
-) -> Iterator[Floats]:  # fmt: skip
-    """The metric of the base run with each node of a site changed in turn."""
-    if not nodes:
-        return
-    way = Way.of(coder, here, there)
-
-    def edit(node: FeatureNode) -> Edit:
-        return Edit(coder.site, "feature", lambda call: way.with_node(node).to(call.values))
-
-    with in_turn(model, [edit(node) for node in nodes]) as turn:
-        for number in range(len(nodes)):
-            with turn(number):
-                found = floats(metric(model(**run.base), run.batch))
-            yield found
+def _change(coder: Coder, way: Way, node: FeatureNode) -> Edit:
+    """The edit that changes one node of a site."""
+    return Edit(coder.site, "feature", lambda call: way.with_node(node).to(call.values))
 
 
 def _check_ablation(prompts: Prompts, ablation: FeatureAblation, direction: Direction) -> None:

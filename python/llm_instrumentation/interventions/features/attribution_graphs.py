@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..running.runs import Floats, versions
 
 __all__ = ["AttributionGraph", "influences"]
 
-Integers = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 _AT_ONCE = 64  # targets
 
@@ -95,7 +95,7 @@ class AttributionGraph:
         logit (Ameisen et al. 2025, "Circuit Tracing", transformer-circuits.pub).
         """
         columns = np.arange(len(self.features))
-        return _influence(self.edges, self.features[:, 0], columns, self._weights())
+        return _influences_in(self.edges, self.features[:, 0], columns, self._weights())
 
     def pruned(self, *, node_threshold: float = 0.8, edge_threshold: float = 0.98) -> CausalGraph:
         """The nodes and edges with the largest influences, as a causal graph.
@@ -131,7 +131,7 @@ class AttributionGraph:
         targets = np.append(sources[:count], logits)
         edges = self.edges[np.ix_(targets, sources)]
         layers = self.features[sources[:count], 0]
-        reached = _influence(edges, layers, np.arange(count), self._weights())[:count]
+        reached = _influences_in(edges, layers, np.arange(count), self._weights())[:count]
         reached = np.append(reached, self._weights())
         chosen = _largest(reached[:, None] * _shares(edges), edge_threshold)
         left = np.ones(len(sources), dtype=bool)
@@ -198,7 +198,7 @@ class AttributionGraph:
 
 
 def influences(
-    logits: npt.NDArray[Any], weights: Floats, blocks: Iterable[tuple[Integers, npt.NDArray[Any]]]
+    logits: npt.NDArray[Any], weights: Floats, blocks: Iterable[tuple[Ints, npt.NDArray[Any]]]
 ) -> Floats:
     """The influence of each source on the logits. See `AttributionGraph.influence`.
 
@@ -211,28 +211,28 @@ def influences(
     """
     total: Floats = weights @ _shares(logits)
     for places, edges in blocks:
-        # A matrix of shares takes memory, so there are few at a time.
-        for first in range(0, len(places), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            total += total[places[some]] @ _shares(edges[some])
+        total += total[places] @ _shares(edges)
     return total
 
 
-def _influence(
-    edges: npt.NDArray[Any], layers: Integers, columns: Integers, weights: Floats
-) -> Floats:
+def _influences_in(edges: npt.NDArray[Any], layers: Ints, columns: Ints, weights: Floats) -> Floats:
     """As `influences`, of the edges into features and then logits.
 
     Args:
         edges: [features and logits, sources].
-        layers: of the features; they ascend.
+        layers: of the features.
         columns: the places of the features among the sources.
         weights: of the logits.
     """
-    begins = np.flatnonzero(np.diff(layers)) + 1  # of the layers but the first
-    of_layers = np.split(edges[: len(layers)], begins)
-    blocks = zip(reversed(np.split(columns, begins)), reversed(of_layers), strict=True)
-    return influences(edges[len(layers) :], weights, blocks)
+
+    def blocks() -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
+        for layer in np.unique(layers)[::-1]:
+            rows = np.flatnonzero(layers == layer)
+            for first in range(0, len(rows), _AT_ONCE):  # a matrix of shares takes memory
+                some = rows[first : first + _AT_ONCE]
+                yield columns[some], edges[some]
+
+    return influences(edges[len(layers) :], weights, blocks())
 
 
 def _shares(edges: npt.NDArray[Any]) -> Floats:

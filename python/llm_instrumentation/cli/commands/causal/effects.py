@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ....errors import InvalidArgumentError
+from ....errors import InvalidArgumentError, NotFoundError
 from ...console import print_json, shown, table
 from ...figures import check_figure, save_plot
 from ...options import CODES, MODELS, Device, Json, Tokenizer
@@ -101,7 +101,12 @@ def effects(
     """Measure how much each part of a language model makes the difference between two texts."""
     if out is not None and out.suffix != ".parquet":
         raise InvalidArgumentError(f"--out {out}: the name ends in .parquet")
+    kinds = list(dict.fromkeys(kinds or [SiteKind.HEADS]))
     check_figure("--figure", figure)
+    _check_shown(kinds, figure, each_position=each_position)
+    for name, path in (("--out", out), ("--figure", figure)):
+        if path is not None and not path.parent.is_dir():
+            raise NotFoundError(f"{name} {path}: there is no folder {path.parent}")
     if steps is not None and method is not EffectMethod.ATTRIBUTION:
         raise InvalidArgumentError(f"--steps is for --method attribution, not {method.value}")
     if direction is not None and method is EffectMethod.ABLATION:
@@ -109,31 +114,49 @@ def effects(
     texts = {"clean": clean, "corrupted": corrupted, "correct": correct, "wrong": wrong}
     columns = columns_of(texts, pairs, metric)
     task = task_of(model, tokenizer, columns, metric, device, batch_size)
-    sites = _sites(task, kinds or [SiteKind.HEADS], each_position=each_position)
+    sites = _sites(task, kinds, each_position=each_position)
     found = _measured(task, sites, method, direction or RunChanged.DENOISING, steps, batch_size)
     if out is not None:
         found.save(out, tokenizer=task.tokenizer)
+    if as_json:
+        print_json(found.to_graph().to_dict())
+    else:
+        _print(found)
+        if out is not None:
+            print(f"{shown(str(out))}: the effects")
     if figure is not None:
         axes = found.plot(tokenizer=task.tokenizer if each_position else None)
         save_plot(axes.figure, figure)
-    if as_json:
-        print_json(found.to_graph().to_dict())
+
+
+def _check_shown(kinds: list[SiteKind], figure: Path | None, *, each_position: bool) -> None:
+    """Refuses parts that one figure does not show, before the work begins."""
+    if figure is None:
         return
-    _print(found)
-    for path, what in ((out, "the effects"), (figure, "the figure")):
-        if path is not None:
-            print(f"{shown(str(path))}: {what}")
+    if each_position and SiteKind.HEADS in kinds:
+        raise InvalidArgumentError(
+            "--figure: a map of heads has no positions: leave out one of them"
+        )
+    if len(kinds) > 1 and (each_position or {*kinds} != {SiteKind.HEADS, SiteKind.MLP}):
+        raise InvalidArgumentError(
+            "--figure shows one kind of parts, or heads and mlp: draw the others in another run"
+        )
 
 
 def _sites(task: Task, kinds: list[SiteKind], *, each_position: bool) -> list[Site]:
     from ....interventions.nodes import sites_of
 
-    tokens = range(task.prompts.clean["input_ids"].shape[1]) if each_position else None
-    return [
-        site
-        for kind in dict.fromkeys(kinds)
-        for site in sites_of(task.model, kind.value, positions=tokens)
-    ]
+    tokens = None
+    if each_position:
+        mask = task.prompts.clean["attention_mask"]
+        if (mask != mask[0]).any():
+            raise InvalidArgumentError(
+                f"--each-position: the texts have {int(mask.sum(1).min())} to "
+                f"{int(mask.sum(1).max())} tokens, so a position is not the same in all of them: "
+                "choose texts of equal lengths"
+            )
+        tokens = range(mask.shape[1])
+    return [site for kind in kinds for site in sites_of(task.model, kind.value, positions=tokens)]
 
 
 def _measured(
