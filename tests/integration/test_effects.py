@@ -13,6 +13,7 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import (
+    Edit,
     Effects,
     Metric,
     MetricError,
@@ -673,17 +674,26 @@ def test_between_two_sites_the_model_is_as_before(gpt2):
     assert caught.value is not None
 
 
-def test_what_an_edit_keeps_is_freed_with_its_turn(gpt2):
-    """Means of the batch are kept for the length of a block."""
-    sites = sites_of(gpt2, "layers", positions=range(3))
-    edits = [mean(site) for site in sites]
+def test_each_turn_begins_anew(gpt2):
+    """What an edit keeps is freed at the end of its turn, and each turn has to use its edit."""
+    kept = []
+
+    def change(call: Any) -> Tensor:
+        assert not call.kept
+        call.kept["value"] = call.tensor
+        kept.append(call.kept)
+        return call.tensor
+
     prompts = prompts_of()
-    with in_turn(gpt2, edits[:3]) as turn:
+    with in_turn(gpt2, [Edit(Site("transformer.h.0"), "keep", change)] * 2) as turn:
         for number in (0, 1, 1):
             with torch.no_grad(), turn(number):
                 gpt2(**prompts.clean)
+                assert kept[-1]
+            assert not kept[-1]
         with pytest.raises(UnusedEditError, match="the model was not called"), turn(1):
             pass
+    assert len(kept) == 3
 
 
 def test_an_edit_at_a_span_is_refused_by_name(gpt2):

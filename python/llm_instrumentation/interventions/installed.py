@@ -134,16 +134,14 @@ def in_turn(
         @contextmanager
         def turn(number: int) -> Iterator[None]:
             applied._at_work, applied._first = (number,), applied._forwards.count
-            applied.counts[number] = 0
-            for one in hooked:
-                one.begin_turn()
             try:
                 yield
                 _check_used(applied, hooked, (number,))
             finally:
                 applied._at_work = ()
+                applied.counts[number] = 0
                 for one in hooked:
-                    one.begin_turn()  # frees what the edit keeps
+                    one.forget()
 
         yield turn
 
@@ -210,7 +208,7 @@ class _Hooked:
         scope = edits[0][1].scope
         self._additions = None if scope is None else scopes[scope[0]]
 
-    def begin_turn(self) -> None:
+    def forget(self) -> None:
         """Forgets the calls before, and what edits have kept of them."""
         self.ran = 0
         for kept in self._kept.values():

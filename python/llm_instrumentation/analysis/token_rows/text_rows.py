@@ -132,7 +132,7 @@ def rows_of_text(
     rows, texts = rows_and_texts(reader, layer, tokenizer, steps)
     order = np.argsort(texts, kind="stable")
     chosen = np.atleast_1d(sequence)
-    begins, ends = (np.searchsorted(texts[order], chosen, side) for side in ("left", "right"))
+    begins, ends = (np.searchsorted(texts, chosen, side, order) for side in ("left", "right"))
     missing = chosen[(begins == ends) | (chosen < 0)]  # -1: of no known text
     if len(missing):
         raise InvalidArgumentError(
