@@ -23,11 +23,11 @@ from ..errors import InvalidArgumentError, UnsupportedError
 from ..progress.bars import Progress, reported
 from .edits import Call, Edit
 from .effects import Effects, effects_of
-from .installed import intervene
+from .installed import Turn, in_turn
 from .metrics import Metric, widened
 from .prompts import TOKEN_IDS, Direction, Prompts
 from .running.integration import points
-from .running.part import Part
+from .running.part import Ints, Part
 from .running.runs import (
     Floats,
     Kept,
@@ -41,7 +41,6 @@ from .running.runs import (
     sites_to_measure,
     warn_of_flat,
 )
-from .running.spots import Spot
 from .sites import Site, role_of
 
 __all__ = ["attribution_patching"]
@@ -112,20 +111,21 @@ def attribution_patching(
     warn_of_flat(metric, steps, direction)
     effects = np.zeros((len(nodes), len(prompts)))
     base, source = np.zeros(len(prompts)), np.zeros(len(prompts))
-    places = _ByTensor(nodes)
+    taps = _Taps(model, _ByTensor(nodes), embeddings)
     total, done = len(way) * -(-len(prompts) // batch_size), 0
     with (
         reported(progress, "Attribution patching") as told,
         torch.inference_mode(False),
         frozen(model),
+        in_turn(model, taps.edits()) as turn,
     ):
         told(done, total)
         for run in runs:
             at = run.examples
-            taps = _Taps(model, places, run, embeddings)
-            source[at] = floats(metric(taps.run_source(), run.of_source))
+            taps.begin(run)
+            source[at] = floats(metric(taps.run_source(turn), run.of_source))
             for number, (alpha, weight) in enumerate(way):
-                found = taps.run_base(metric, alpha, weight)
+                found = taps.run_base(turn, metric, alpha, weight)
                 if number == 0:
                     base[at] = found
                 done += 1
@@ -167,19 +167,38 @@ def _embeddings(model: nn.Module, prompts: Prompts) -> list[Site]:
 
 
 class _Measured(NamedTuple):
-    """A site in a call of its module.
+    """Sites in a call of their module that have the same columns.
 
     Attributes:
-        number: of the site.
-        part: its elements.
-        columns: of its head; None: all.
-        by_role: its values stand in other columns of the source run.
+        columns: of their head; None: all.
+        by_role: their values stand in other columns of the source run.
+        numbers: of the sites, [sites].
+        rows: where their elements are in the flat tensor without its last dimension.
+        cells: of each of those rows, where its product counts in a flat [sites, examples].
     """
 
-    number: int
-    part: Part
     columns: slice | None
     by_role: bool
+    numbers: Ints
+    rows: Ints
+    cells: Ints
+
+    def sums(self, products: Tensor, examples: int) -> Floats:
+        """The sum over the elements of each site.
+
+        Args:
+            products: of the whole tensor.
+            examples: of the batch.
+
+        Returns:
+            [sites, examples]
+        """
+        if products.dim() > 1:
+            chosen = products if self.columns is None else products[..., self.columns]
+            products = chosen.sum(-1)
+        cells = len(self.numbers) * examples
+        of_rows = floats(products).reshape(-1)[self.rows]
+        return np.bincount(self.cells, of_rows, cells).astype(np.float64).reshape(-1, examples)
 
 
 class _ByTensor(dict[Site, list[tuple[int, Target]]]):
@@ -205,73 +224,97 @@ class _ByTensor(dict[Site, list[tuple[int, Target]]]):
         batch = run.number if whole in self._masked else -1
         key = (whole, call.call, call.tensor.shape, lengths, batch)
         if key not in self._known:
-            moved = run.batch.corrupted_spans is not None
-            here = [
-                (number, node, run.site(node.site))
-                for number, node in self[whole]
-                if node.site.includes(call.step, call.call)
-            ]
-            self._known[key] = [
-                _Measured(
-                    number, _part(node.spot, site, call), node.spot.columns,
-                    moved and role_of(node.site) is not None,
-                )
-                for number, node, site in here
-                if site is not None
-            ]  # fmt: skip
+            self._known[key] = self._measured(whole, call, run)
         return self._known[key]
 
-
-def _part(spot: Spot, site: Site, call: Call) -> Part:
-    here = spot if site is spot.site else dataclasses.replace(spot, site=site)
-    return Part(here, call.tensor.shape, call.given)
+    def _measured(self, whole: Site, call: Call, run: Run) -> list[_Measured]:
+        moved = run.batch.corrupted_spans is not None
+        examples = len(run.batch)
+        groups: dict[Any, list[tuple[int, Ints, Ints]]] = {}
+        for number, node in self[whole]:
+            site = run.site(node.site)
+            if site is None or not node.site.includes(call.step, call.call):
+                continue
+            spot = node.spot if site is node.site else dataclasses.replace(node.spot, site=site)
+            rows, of = Part(spot, call.tensor.shape, call.given).rows(examples)
+            columns = spot.columns
+            key = (
+                moved and role_of(node.site) is not None,
+                columns and (columns.start, columns.stop),
+            )
+            groups.setdefault(key, []).append((number, rows, of))
+        return [
+            _Measured(
+                None if columns is None else slice(*columns),
+                by_role,
+                np.array([number for number, _, _ in sites]),
+                np.concatenate([rows for _, rows, _ in sites]),
+                np.concatenate([at * examples + of for at, (_, _, of) in enumerate(sites)]),
+            )
+            for (by_role, columns), sites in groups.items()
+        ]
 
 
 class _Taps:
-    """The tensors of all sites in the runs of one batch, and the effects so far.
+    """The tensors of all sites in the runs of a batch, and the effects so far.
 
     Args:
         model: the model.
         places: the sites.
-        run: the batch.
         embeddings: the token embeddings, if they are mixed.
 
     Attributes:
         effects: the effects so far, float64 [nodes, examples of the batch].
     """
 
-    def __init__(
-        self, model: nn.Module, places: _ByTensor, run: Run, embeddings: list[Site]
-    ) -> None:
-        self.effects = np.zeros((places.count, len(run.batch)))
+    def __init__(self, model: nn.Module, places: _ByTensor, embeddings: list[Site]) -> None:
         self._model = model
-        self._run = run
         self._embeddings = embeddings
         self._places = places
-        # Of each call of a tensor: the value in the source run; behind the first base run
-        # the difference source - base.
-        self._differences: dict[Site, list[Tensor]] = {}
+        self._wanted = list(dict.fromkeys([*places, *embeddings]))
+        # The value of each call of a tensor in the source run. Behind the first base run: the
+        # difference source - base.
+        self._kept = Kept(self._wanted, None)
         # Of each call the difference where each role has the value of the source run's role.
         self._by_role: dict[tuple[Site, int], Tensor] = {}
         # Of each call: the token embeddings of the two runs.
         self._sources: dict[Site, list[Tensor]] = {}
         self._bases: dict[Site, list[Tensor]] = {}
 
-    def run_source(self) -> Any:
-        """Runs the model on the source inputs. Returns what the model returned."""
-        kept = Kept(list(dict.fromkeys([*self._places, *self._embeddings])), None)
-        with torch.no_grad():
-            output = kept.run(self._model, self._run.source)
+    def edits(self) -> list[Edit]:
+        """The edits of all runs: those of source runs, then those of base runs.
+
+        They are not kept here, so this object is freed as soon as nothing uses it.
+        """
+        mix = [Edit(site, "mix", functools.partial(self._mixed, site)) for site in self._embeddings]
+        tap = [Edit(whole, "tap", functools.partial(self._tap, whole)) for whole in self._places]
+        return [*self._kept.edits(), *mix, *tap]
+
+    def begin(self, run: Run) -> None:
+        """Begins a batch."""
+        self._run = run
+        self.effects = np.zeros((self._places.count, len(run.batch)))
+        for values in (self._kept.values, self._by_role, self._sources, self._bases):
+            values.clear()
+
+    def run_source(self, turn: Turn) -> Any:
+        """Runs the model on the source inputs. Returns what the model returned.
+
+        Args:
+            turn: of the edits.
+        """
+        kept = self._kept
+        with torch.no_grad(), turn(*range(len(self._wanted)), unused="ignore"):
+            output = self._model(**self._run.source)
         kept.check(self._places)
-        self._sources = {
-            site: list(kept.values[site]) for site in self._embeddings if site in kept.values
-        }
+        for site in self._embeddings:
+            if site in kept.values:
+                self._sources[site] = list(kept.values[site])
         if self._embeddings and not self._sources:
             raise UnsupportedError(
                 f"{self._embeddings[0]}: the module of the token embeddings did not run, and steps "
                 "need it: give the model token ids, or leave steps out"
             )
-        self._differences = kept.values
         return output
 
     def _moved(self, whole: Site, call: Call, base: Tensor, source: Tensor) -> Tensor:
@@ -284,23 +327,24 @@ class _Taps:
             found = call.part_at(here).put(found, call.part_at(there).take(source))
         return found
 
-    def run_base(self, metric: Metric, alpha: float, weight: float) -> Floats:
+    def run_base(self, turn: Turn, metric: Metric, alpha: float, weight: float) -> Floats:
         """Runs forward and backward, and adds to the effects. Returns the metric.
 
         Args:
+            turn: of the edits.
+            metric: is measured.
             alpha: how far the token embeddings are from the base run, 0, to the source run, 1. The
                 first call of this function has 0.
             weight: of the gradients.
         """
-        root = torch.zeros((), requires_grad=True)  # all gradients lead here, so all taps are met
-        edits = [
-            Edit(site, "mix", functools.partial(self._mixed, site, alpha)) for site in self._sources
+        self._alpha, self._weight = alpha, weight
+        # All gradients lead here, so all taps are met.
+        self._root = root = torch.zeros((), requires_grad=True)
+        first, end = len(self._wanted), len(self._wanted) + len(self._embeddings)
+        mixed = [
+            number for number, site in enumerate(self._embeddings, first) if site in self._sources
         ]
-        edits += [
-            Edit(whole, "tap", functools.partial(self._tap, whole, root, alpha, weight))
-            for whole in self._places
-        ]
-        with torch.enable_grad(), intervene(self._model, *edits):
+        with torch.enable_grad(), turn(*mixed, *range(end, end + len(self._places))):
             output = self._model(**self._run.base)
             value = metric(output, self._run.of_base)
         if self._places:
@@ -308,8 +352,9 @@ class _Taps:
             torch.autograd.grad(value.sum(), root, allow_unused=True)
         return floats(value)
 
-    def _mixed(self, site: Site, alpha: float, call: Call) -> Tensor:
+    def _mixed(self, site: Site, call: Call) -> Tensor:
         """The token embeddings at a point."""
+        alpha = self._alpha
         if alpha == 0:
             self._bases.setdefault(site, []).append(call.tensor.detach().clone())
             return call.tensor
@@ -318,12 +363,12 @@ class _Taps:
         )
         return (base + alpha * (source - base)).to(call.tensor.dtype)
 
-    def _tap(self, whole: Site, root: Tensor, alpha: float, weight: float, call: Call) -> Tensor:
+    def _tap(self, whole: Site, call: Call) -> Tensor:
         """Puts an operator there whose backward pass adds to the effects."""
         tensor, rows = call.tensor, len(self._run.batch)
         if not tensor.is_floating_point():
             raise UnsupportedError(f"{whole}: attribution needs floats, not {tensor.dtype}")
-        calls = self._differences[whole]
+        calls = self._kept.values[whole]
         if call.call >= len(calls) or calls[call.call].shape != tensor.shape:
             raise InvalidArgumentError(
                 f"{whole}: the two runs differ in the calls of its module, or in the shapes of the "
@@ -331,9 +376,9 @@ class _Taps:
                 f"{list(tensor.shape)} at call {call.call}"
             )
         parts = self._places.parts(whole, call, self._run)
-        if alpha == 0:
+        if self._alpha == 0:
             here, there = widened(tensor.detach()), widened(calls[call.call])
-            if any(one.by_role for one in parts):
+            if any(sites.by_role for sites in parts):
                 self._by_role[whole, call.call] = self._moved(whole, call, here, there) - here
             calls[call.call] = there - here
         difference = calls[call.call]
@@ -350,20 +395,14 @@ class _Taps:
                 return
             gradient = gradient.to(difference.dtype)
             products: dict[bool, Tensor] = {}
-            # Summed over columns, which sites of many positions share.
-            summed: dict[tuple[bool, int], Floats] = {}
-            for number, part, columns, by_role in parts:
-                key = by_role, -1 if columns is None else columns.start
-                if key not in summed:
-                    if by_role not in products:
-                        of = moved if by_role and moved is not None else difference
-                        products[by_role] = of * gradient
-                    product = products[by_role]
-                    chosen = product if columns is None else product[..., columns]
-                    summed[key] = floats(chosen.sum(-1) if chosen.dim() > 1 else chosen)
-                self.effects[number] += weight * part.sums(summed[key], rows)
+            for sites in parts:
+                if sites.by_role not in products:
+                    of = moved if sites.by_role and moved is not None else difference
+                    products[sites.by_role] = of * gradient
+                found = sites.sums(products[sites.by_role], rows)
+                self.effects[sites.numbers] += self._weight * found
 
-        tapped: Tensor = _Tap.apply(tensor, root, measure)
+        tapped: Tensor = _Tap.apply(tensor, self._root, measure)
         return tapped
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -27,6 +27,9 @@ from .sites import role_of
 
 __all__ = ["Applied", "UnusedEditError", "in_turn", "intervene"]
 
+Turn: TypeAlias = Callable[..., AbstractContextManager[None]]
+"""See `in_turn`."""
+
 
 class UnusedEditError(StrapError, RuntimeError):
     """An edit was not applied in its block, so the results are those of the unchanged model."""
@@ -44,7 +47,7 @@ class Applied:
         self.edits = tuple(edits)
         self.counts = [0] * len(edits)
         self._forwards = forwards
-        self._at_work: Container[int] = range(len(edits))
+        self._at_work: Collection[int] = range(len(edits))
         self._first = 0  # the forward call that is step 0
 
     @property
@@ -109,10 +112,8 @@ def intervene(
 
 
 @contextmanager
-def in_turn(
-    model: nn.Module, edits: Sequence[Edit]
-) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
-    """Edits of one tensor, of which each has a turn, as if it were in a block of its own.
+def in_turn(model: nn.Module, edits: Sequence[Edit]) -> Iterator[Turn]:
+    """Edits of which some have a turn, as if they were in a block of their own.
 
     The hooks are made once for all of them, because that takes as long as a run of a small model.
 
@@ -121,25 +122,28 @@ def in_turn(
         edits: the edits.
 
     Yields:
-        a function of the number of an edit. The edit is at work in the block that it returns.
+        a function of the numbers of edits. They are at work in the block that it returns. Its
+        `unused` is that of `intervene`.
 
     Raises:
         InvalidArgumentError: as for `intervene`.
         UnsupportedError: likewise.
-        UnusedEditError: at the end of a turn: the edit was not applied.
+        UnusedEditError: at the end of a turn: an edit was not applied.
     """
     with _installed(model, edits, "thread") as (applied, hooked):
         applied._at_work = ()
 
         @contextmanager
-        def turn(number: int) -> Iterator[None]:
-            applied._at_work, applied._first = (number,), applied._forwards.count
+        def turn(*numbers: int, unused: Literal["raise", "ignore"] = "raise") -> Iterator[None]:
+            applied._at_work, applied._first = frozenset(numbers), applied._forwards.count
             try:
                 yield
-                _check_used(applied, hooked, (number,))
+                if unused == "raise":
+                    _check_used(applied, hooked, applied._at_work)
             finally:
                 applied._at_work = ()
-                applied.counts[number] = 0
+                for number in numbers:
+                    applied.counts[number] = 0
                 for one in hooked:
                     one.forget()
 
@@ -304,6 +308,8 @@ class _Hooked:
 
     def _due(self) -> Iterator[tuple[str, Callable[[Any, Tensor], Tensor]]]:
         """The edits of the call that runs: the path of the tensor, and the change."""
+        if not self._applied._at_work:
+            return
         here = self._forwards.here(self._name)
         if here is None:
             return

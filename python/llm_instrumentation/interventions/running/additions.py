@@ -8,14 +8,14 @@ no tensor of a module in general, but one of the two summands of an addition.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.calls.own_hook import OwnHook
 from ...core.outputs import walk_output
@@ -178,6 +178,33 @@ class Together:
         self._undo.close()
 
 
+_T = TypeVar("_T")
+
+
+class _OfTensors(Generic[_T]):
+    """A value for each of some tensors, which it does not keep alive.
+
+    A model calls hundreds of functions in a run, so it looks tensors up much faster than torch's
+    WeakTensorKeyDictionary.
+
+    Args:
+        default: the value of all other tensors.
+    """
+
+    def __init__(self, default: _T) -> None:
+        self._default = default
+        # By the id of a tensor. A tensor that is gone leaves its entry, and another one may have
+        # its id.
+        self._values: dict[int, tuple[weakref.ref[Tensor], _T]] = {}
+
+    def __getitem__(self, tensor: Tensor) -> _T:
+        found = self._values.get(id(tensor))
+        return self._default if found is None or found[0]() is not tensor else found[1]
+
+    def __setitem__(self, tensor: Tensor, value: _T) -> None:
+        self._values[id(tensor)] = weakref.ref(tensor), value
+
+
 class _ScopeCall(TorchFunctionMode):
     """Sees all functions of torch in one call of a scope.
 
@@ -200,8 +227,8 @@ class _ScopeCall(TorchFunctionMode):
         self.error: TypeError | None = None
         self._name = name
         stream = _stream(args, kwargs)
-        self._marks: Any = WeakTensorKeyDictionary()
-        self._names: Any = WeakTensorKeyDictionary()
+        self._marks: _OfTensors[int] = _OfTensors(0)
+        self._names: _OfTensors[str | None] = _OfTensors(None)
         self._all = 0 if stream is not None else _STREAM
         self._others = [one for one in _tensors((args, kwargs)) if one is not stream]
         for tensor in self._others:
@@ -223,7 +250,7 @@ class _ScopeCall(TorchFunctionMode):
     def end(self, output: Any) -> None:
         mark = self._inside.pop()
         for _, tensor in walk_output(output, kv_cache=False):
-            marks = self._marks.get(tensor, 0)
+            marks = self._marks[tensor]
             if not marks & mark and any(tensor is one for one in self._others):
                 continue  # the block passes on what the scope is given, as RWKV does its state
             self._marks[tensor] = marks & ~mark if marks & _behind(mark) else marks | mark
@@ -254,7 +281,7 @@ class _ScopeCall(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        given = [(tensor, self._marks.get(tensor, 0)) for tensor in _tensors((args, kwargs))]
+        given = [(tensor, self._marks[tensor]) for tensor in _tensors((args, kwargs))]
         found: list[int] = []
         checked = bool(self._blocks) and self.error is None and name not in _SAME
         if checked and name in _SUMS and _is_sum_of_two(args, kwargs):
@@ -278,7 +305,7 @@ class _ScopeCall(TorchFunctionMode):
         if marks:
             for tensor in _tensors(made):
                 # A sum in place is no longer what the block returned.
-                self._marks[tensor] = marks if found else self._marks.get(tensor, 0) | marks
+                self._marks[tensor] = marks if found else self._marks[tensor] | marks
         return result
 
     def _marks_of(self, name: str, given: list[tuple[Tensor, int]]) -> int:
@@ -312,7 +339,7 @@ class _ScopeCall(TorchFunctionMode):
         Raises:
             UnsupportedError: a block adds something else too, or something unknown.
         """
-        marks = [self._marks.get(one, 0) for one in args]
+        marks = [self._marks[one] for one in args]
         summands = list(args)
         met = []
         for mark, block in self._blocks.items():
@@ -331,7 +358,7 @@ class _ScopeCall(TorchFunctionMode):
                 continue
             if marks[at] & _HOLDS:
                 raise UnsupportedError(self._mixture(block))
-            found = block.change(self._names.get(args[at]), summands[at])
+            found = block.change(self._names[args[at]], summands[at])
             if found is not summands[at] and at == 0 and name in ("add_", "__iadd__"):
                 found = summands[0].copy_(found)  # others may have the same tensor
             summands[at] = found
@@ -435,15 +462,22 @@ def _is_mixed(mark: int, marks: list[int]) -> bool:
     )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in arguments or a result, also those in lists and the like."""
+    found: list[Tensor] = []
+    _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (tuple, list)):
         for one in value:
-            yield from _tensors(one)
+            _add_tensors(one, found)
     elif isinstance(value, dict):
         for one in value.values():
-            yield from _tensors(one)
+            _add_tensors(one, found)
 
 
 def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

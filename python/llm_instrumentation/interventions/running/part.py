@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,9 @@ from ...core.calls.masks import Unread, kept, undecided
 from ...errors import InvalidArgumentError, UnsupportedError
 from .spots import Spot
 
-__all__ = ["Part"]
+__all__ = ["Ints", "Part"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 # Layouts of tensors that no mask of a text is for, also where the shape looks so.
 _NO_TEXT = frozenset({"foreign", "pairs", "width_first"})
@@ -55,25 +57,26 @@ class Part:
         changed[self._index] = values
         return changed.reshape(self.shape)
 
-    def sums(self, values: npt.NDArray[np.float64], rows: int) -> npt.NDArray[np.float64]:
-        """The sum of the elements of each sequence of a batch.
+    def rows(self, sequences: int) -> tuple[Ints, Ints]:
+        """Where the elements are, without their columns.
 
         Args:
-            values: of the shape without the last dimension: sums over the head's columns, or over
-                all if the site is no head.
-            rows: the number of sequences. It divides the first dimension of the shape.
+            sequences: the number of sequences. It divides the first dimension of the shape.
 
         Returns:
-            [rows]
+            places in a flat tensor of the shape without its last dimension, and the sequence of
+            each. A tensor of one dimension keeps it.
         """
+        shape = self._view[:-1] if len(self.shape) > 1 else self.shape
+        places = np.arange(shape.numel()).reshape(shape)
+        of_sequence = np.arange(sequences)
         if self._places:
-            places = tuple(one.numpy() if isinstance(one, Tensor) else one for one in self._places)
-            values = values.reshape(self._view[:-1])[places]
+            chosen = tuple(one.numpy() if isinstance(one, Tensor) else one for one in self._places)
+            places = places[chosen]
             if self._is_masked:
-                values = values.reshape(len(values), -1).sum(1)
-                return np.asarray(np.bincount(places[0], values, rows), np.float64)
-        sums: npt.NDArray[np.float64] = values.reshape(rows, -1).sum(1)
-        return sums
+                of_sequence = chosen[0]
+        flat = places.reshape(-1)
+        return flat, np.repeat(of_sequence, len(flat) // len(of_sequence))
 
     def fit(self, values: Tensor, what: str) -> Tensor:
         """The elements that belong to the site in a tensor that a caller gives.

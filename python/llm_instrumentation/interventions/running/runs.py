@@ -330,9 +330,12 @@ class Kept:
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """Runs the model, and keeps the tensors. Returns what the model returned."""
-        edits = [Edit(site, "keep", self._keeping(site)) for site in self._wanted]
-        with intervene(model, *edits, unused="ignore"):
+        with intervene(model, *self.edits(), unused="ignore"):
             return model(**inputs)
+
+    def edits(self) -> list[Edit]:
+        """Edits that keep the tensors of a run, and change nothing."""
+        return [Edit(site, "keep", self._keeping(site)) for site in self._wanted]
 
     def check(self, sites: Iterable[Site]) -> None:
         """
