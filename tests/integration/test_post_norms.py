@@ -267,6 +267,14 @@ def test_a_scale_that_is_not_known_is_refused_and_the_other_choices_work():
         edge_attribution(model, threes(), logit(0), post_norms="fixed")  # type: ignore[arg-type]
 
 
+def test_a_choice_for_a_model_without_such_norms_warns():
+    with pytest.warns(RuntimeWarning, match="'frozen' makes no difference: .* no norm behind"):
+        found = edge_attribution(
+            made("gpt2"), pairs(), METRIC, post_norms="frozen", confidence=None
+        )
+    assert found.method == "EAP"
+
+
 def test_half_precision():
     exact = edge_patching(made("gemma2"), pairs(), METRIC, confidence=None, batch_size=64)
     model = made("gemma2").bfloat16()

@@ -116,8 +116,8 @@ def edge_attribution(
         positions: see `Positions`. None: edges sum over all tokens.
         top_k: the graph has only this many edges, those with the largest absolute effects. With
             intervals the model runs twice as often. None: all edges.
-        post_norms: how a change of one head passes a norm behind the heads, see `PostNorms`. It
-            makes no difference for models without such norms.
+        post_norms: how a change of one head passes a norm behind the heads, see `PostNorms`. A
+            warning says that a model has no such norm, so that the choice makes no difference.
         experts: each expert of a mixture is a node. False: a block with experts is one node.
         batch_size: examples that run together.
         confidence: of the intervals of the effects over the examples, by `bootstrap_interval`; an
@@ -143,7 +143,6 @@ def edge_attribution(
     way = points(steps)
     check_given(prompts, metric, batch_size)
     check_roles_named(positions, prompts, steps)
-    check_choice(post_norms)
     check_gradients(model, metric)
     warn_of_flat(metric, steps, "noising")
     if torch.is_inference_mode_enabled():
@@ -151,6 +150,7 @@ def edge_attribution(
             "attribution needs gradients: call it outside of torch.inference_mode()"
         )
     graph = decoder(model, experts=experts)
+    check_choice(post_norms, graph)
     check_linear(graph)
     prompts.check_for(model)
     space = EdgeSpace.of(graph, positions, prompts)

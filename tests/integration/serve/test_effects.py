@@ -257,7 +257,7 @@ def test_the_view_shows_tokens_legend_and_exact_effects(page, server, measured):
 def test_the_colours_of_the_view_are_those_of_the_effects(page, server, measured):
     page.goto(f"{server.url}&{GPT2}&kind=layers")
     ready(page)
-    red_minus_blue = page.evaluate(
+    blue_minus_red = page.evaluate(
         """([rows, columns]) => {
           const canvas = document.querySelector(".heat canvas[tabindex]");
           const {width, height} = canvas;
@@ -265,7 +265,7 @@ def test_the_colours_of_the_view_are_those_of_the_effects(page, server, measured
           return Array.from({length: rows * columns}, (_, k) => {
             const x = Math.floor(((k % columns) + 0.5) * width / columns);
             const y = Math.floor((Math.floor(k / columns) + 0.5) * height / rows);
-            return data[4 * (y * width + x)] - data[4 * (y * width + x) + 2];
+            return data[4 * (y * width + x) + 2] - data[4 * (y * width + x)];
           });
         }""",
         [ROWS - 1, TOKENS],
@@ -273,7 +273,7 @@ def test_the_colours_of_the_view_are_those_of_the_effects(page, server, measured
     mean = of_kinds(measured.at_tokens, "layers")
     strong = np.abs(mean) > 0.2 * np.abs(mean).max()
     assert strong.any()
-    assert (np.sign(np.array(red_minus_blue)[strong]) == np.sign(mean[strong])).all()
+    assert (np.sign(np.array(blue_minus_red)[strong]) == np.sign(mean[strong])).all()
 
 
 def test_the_view_is_used_by_keys_alone_and_leads_to_the_layer(page, server, measured):

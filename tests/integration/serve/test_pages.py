@@ -153,7 +153,7 @@ def test_the_colours_are_those_of_the_values(page, server, folder):
     shown(page, server, f"view=layer&layer={LAYER}")
     with ActivationReader(folder / "minilm.stream") as reader:
         values = reader[LAYER][0].to_numpy()[0].astype(np.float32)
-    red_minus_blue = np.array(
+    blue_minus_red = np.array(
         page.evaluate(
             """([rows, columns]) => {
               const canvas = document.querySelector(".heat canvas[tabindex]");
@@ -163,7 +163,7 @@ def test_the_colours_are_those_of_the_values(page, server, folder):
                 const x = Math.floor(((k % columns) + 0.5) * width / columns);
                 const y = Math.floor((Math.floor(k / columns) + 0.5) * height / rows);
                 const at = 4 * (y * width + x);
-                return data[at] - data[at + 2];
+                return data[at + 2] - data[at];
               });
             }""",
             list(values.shape),
@@ -171,8 +171,8 @@ def test_the_colours_are_those_of_the_values(page, server, folder):
     )
     order = np.argsort(values.reshape(-1))
     few = len(order) // 10
-    assert (red_minus_blue[order[:few]] < -10).all()
-    assert (red_minus_blue[order[-few:]] > 10).all()
+    assert (blue_minus_red[order[:few]] < -10).all()
+    assert (blue_minus_red[order[-few:]] > 10).all()
 
 
 def test_attention_has_square_cells_tokens_and_all_heads(page, server, weights, minilm):

@@ -13,8 +13,9 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from ..._warn import warn
 from ...errors import InvalidArgumentError, UnsupportedError
-from ..decoders import PostNorms
+from ..decoders import DecoderGraph, PostNorms
 
 __all__ = ["behind", "check_choice", "written_change"]
 
@@ -22,8 +23,9 @@ __all__ = ["behind", "check_choice", "written_change"]
 _ROUNDING = 0.02
 
 
-def check_choice(post_norms: PostNorms) -> None:
-    """
+def check_choice(post_norms: PostNorms, graph: DecoderGraph) -> None:
+    """Checks a choice for a model. Warns if the model has no norm that it is for.
+
     Raises:
         InvalidArgumentError: there is no such choice.
     """
@@ -31,6 +33,8 @@ def check_choice(post_norms: PostNorms) -> None:
         raise InvalidArgumentError(
             f"post_norms = {post_norms!r}: choose one of {', '.join(get_args(PostNorms))}"
         )
+    if post_norms != "recomputed" and not graph.post_norms:
+        warn(f"post_norms = {post_norms!r} makes no difference: the model has no norm behind heads")
 
 
 class _Alone(nn.Module):

@@ -1,8 +1,9 @@
-// The diverging colour map: blue below zero, orange above, which people with any colour vision can
-// tell apart. It is symmetric, and its middle is the colour of the page.
+// The diverging colour map: orange below zero, blue above as in the figures of effects and circuits.
+// People with any colour vision can tell them apart. The map is symmetric, and its middle is the
+// colour of the page.
 
-const LIGHT = ["#053061", "#2166ac", "#6aaed6", "#cfe3f0", "#f7f7f5", "#fbd9b8", "#f09a4e", "#c4570c", "#6e2a00"];
-const DARK = ["#c6e4ff", "#6cb6f5", "#2f7cc0", "#1b4469", "#1a2027", "#673412", "#bb5b17", "#f39a4c", "#ffdcb5"];
+const LIGHT = ["#6e2a00", "#c4570c", "#f09a4e", "#fbd9b8", "#f7f7f5", "#cfe3f0", "#6aaed6", "#2166ac", "#053061"];
+const DARK = ["#ffdcb5", "#f39a4c", "#bb5b17", "#673412", "#1a2027", "#1b4469", "#2f7cc0", "#6cb6f5", "#c6e4ff"];
 const NOTHING = [138, 138, 138]; // of NaN
 const STEPS = 512;
 
