@@ -459,6 +459,32 @@ def test_blocks_are_refused_only_if_two_streams_get_what_they_return(also):
         torch.testing.assert_close(model(x), model.layers[0](x))
 
 
+def test_new_tensors_in_the_places_of_old_ones_are_not_taken_for_them():
+    reused = 0
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal reused
+            y = self.block(x)
+            place = id(y)
+            x = x + y
+            del y
+            for _ in range(20):
+                other = torch.full((2, 3, 8), 0.5)
+                reused += id(other) == place
+                x = x + other
+            return x
+
+    model, x = Model(Layer), torch.randn(2, 3, 8)
+    with torch.no_grad(), intervene(model, zero("layers.1.block", side="added")):
+        torch.testing.assert_close(model(x), model.layers[0](x) + 10)
+    assert reused
+
+
 def test_layers_whose_forward_is_called_directly_are_refused():
     tiny = make("squeezebert")
     with (

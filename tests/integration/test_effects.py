@@ -693,7 +693,13 @@ def test_each_turn_begins_anew(gpt2):
             assert not kept[-1]
         with pytest.raises(UnusedEditError, match="the model was not called"), turn(1):
             pass
-    assert len(kept) == 3
+        with turn(1, unused="ignore"):
+            pass
+        with torch.no_grad(), turn(0, 1):
+            gpt2(**prompts.clean)
+            assert kept[-2] and kept[-1]
+        gpt2(**prompts.clean)  # no edit has its turn
+    assert len(kept) == 5
 
 
 def test_an_edit_at_a_span_is_refused_by_name(gpt2):
