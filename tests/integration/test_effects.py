@@ -693,7 +693,7 @@ def test_each_turn_begins_anew(gpt2):
             assert not kept[-1]
         with pytest.raises(UnusedEditError, match="the model was not called"), turn(1):
             pass
-        with turn(1, unused="ignore"):
+        with turn(1, all_used=False):
             pass
         with torch.no_grad(), turn(0, 1):
             gpt2(**prompts.clean)

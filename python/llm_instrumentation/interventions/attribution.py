@@ -92,9 +92,10 @@ def attribution_patching(
             `steps`, the two inputs differ in more than token ids.
         SpanError: (a ValueError) as for `activation_patching`.
         UnsupportedError: (a TypeError) as for `activation_patching`; with `steps`, the texts of a
-            pair have unequal lengths; the metric or the model has no
-            gradient, as accuracy, or a quantized model; a site has integers, or values that the
-            examples share and that differ; with `steps`, the model has no known embeddings.
+            pair have unequal lengths; the metric or the model has no gradient, as accuracy, or a
+            quantized model; a site has integers, or values that differ and of which it is not known
+            which are of which example, as those that examples share; with `steps`, the model has no
+            known embeddings.
         MetricError: (a ValueError) the metric is not one finite number for each example.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
@@ -173,14 +174,15 @@ class _Measured(NamedTuple):
         columns: of their head; None: all.
         by_role: their values stand in other columns of the source run.
         numbers: of the sites, [sites].
-        rows: where their elements are in the flat tensor without its last dimension.
-        cells: of each of those rows, where its product counts in a flat [sites, examples].
+        rows: which rows of the tensor they have, one site behind the other; None: each has all.
+        cells: of each of those rows, where its sum counts in a flat [sites, examples], or in
+            [examples] if each has all.
     """
 
     columns: slice | None
     by_role: bool
     numbers: Ints
-    rows: Ints
+    rows: Ints | None
     cells: Ints
 
     def sums(self, products: Tensor, examples: int) -> Floats:
@@ -191,14 +193,17 @@ class _Measured(NamedTuple):
             examples: of the batch.
 
         Returns:
-            [sites, examples]
+            [sites or 1, examples]
         """
-        if products.dim() > 1:
-            chosen = products if self.columns is None else products[..., self.columns]
-            products = chosen.sum(-1)
-        cells = len(self.numbers) * examples
-        of_rows = floats(products).reshape(-1)[self.rows]
-        return np.bincount(self.cells, of_rows, cells).astype(np.float64).reshape(-1, examples)
+        if self.columns is not None:
+            products = products[..., self.columns].sum(-1)
+        elif products.dim() > 1:
+            products = products.sum(-1)
+        of_rows = floats(products).reshape(-1)
+        count = examples
+        if self.rows is not None:
+            of_rows, count = of_rows[self.rows], len(self.numbers) * examples
+        return np.bincount(self.cells, of_rows, count).astype(np.float64).reshape(-1, examples)
 
 
 class _ByTensor(dict[Site, list[tuple[int, Target]]]):
@@ -212,47 +217,65 @@ class _ByTensor(dict[Site, list[tuple[int, Target]]]):
         self._masked = {
             node.whole for node in nodes if node.site.has_mask or role_of(node.site) is not None
         }
-        self._known: dict[Any, list[_Measured]] = {}
+        self._known: dict[Any, list[_Measured] | None] = {}
 
-    def parts(self, whole: Site, call: Call, run: Run) -> list[_Measured]:
-        """The sites in a call.
+    def begin(self) -> None:
+        """Forgets the elements of sites that other batches have elsewhere."""
+        for key in [key for key in self._known if key[0] in self._masked]:
+            del self._known[key]
+
+    def parts(self, whole: Site, call: Call, run: Run) -> list[_Measured] | None:
+        """The sites in a call; None: which example its values are of is not known.
 
         Batches of one shape share them, because there may be thousands.
         """
         texts = () if call.given is None else (call.given.text, call.given.decoder)
         lengths = tuple((text.rows, text.length) for text in texts if text is not None)
-        batch = run.number if whole in self._masked else -1
-        key = (whole, call.call, call.tensor.shape, lengths, batch)
+        key = (whole, call.call, call.tensor.shape, len(run.batch), lengths)
         if key not in self._known:
             self._known[key] = self._measured(whole, call, run)
         return self._known[key]
 
-    def _measured(self, whole: Site, call: Call, run: Run) -> list[_Measured]:
+    def _measured(self, whole: Site, call: Call, run: Run) -> list[_Measured] | None:
         moved = run.batch.corrupted_spans is not None
-        examples = len(run.batch)
-        groups: dict[Any, list[tuple[int, Ints, Ints]]] = {}
+        count = len(run.batch)
+        groups: dict[Any, list[tuple[int, Ints | None]]] = {}
+        # The examples of all rows. In a tensor of one dimension a head has other rows than the
+        # whole: it has one.
+        examples: dict[bool, Ints] = {}
         for number, node in self[whole]:
             site = run.site(node.site)
             if site is None or not node.site.includes(call.step, call.call):
                 continue
             spot = node.spot if site is node.site else dataclasses.replace(node.spot, site=site)
-            rows, of = Part(spot, call.tensor.shape, call.given).rows(examples)
-            columns = spot.columns
-            key = (
-                moved and role_of(node.site) is not None,
-                columns and (columns.start, columns.stop),
+            part = Part(spot, call.tensor.shape, call.given)
+            columns = spot.columns and (spot.columns.start, spot.columns.stop)
+            if (columns is None) not in examples:
+                of_rows = part.examples(count)
+                if of_rows is None:
+                    return None
+                examples[columns is None] = of_rows
+            rows = part.rows
+            key = moved and role_of(node.site) is not None, columns, rows is None
+            groups.setdefault(key, []).append((number, rows))
+        found = []
+        for (by_role, columns, _), sites in groups.items():
+            cells = of_rows = examples[columns is None]
+            chosen = [rows for _, rows in sites if rows is not None]
+            if chosen:
+                cells = np.concatenate(
+                    [at * count + of_rows[rows] for at, rows in enumerate(chosen)]
+                )
+            found.append(
+                _Measured(
+                    None if columns is None else slice(*columns),
+                    by_role,
+                    np.array([number for number, _ in sites]),
+                    np.concatenate(chosen) if chosen else None,
+                    cells,
+                )
             )
-            groups.setdefault(key, []).append((number, rows, of))
-        return [
-            _Measured(
-                None if columns is None else slice(*columns),
-                by_role,
-                np.array([number for number, _, _ in sites]),
-                np.concatenate([rows for _, rows, _ in sites]),
-                np.concatenate([at * examples + of for at, (_, _, of) in enumerate(sites)]),
-            )
-            for (by_role, columns), sites in groups.items()
-        ]
+        return found
 
 
 class _Taps:
@@ -271,7 +294,8 @@ class _Taps:
         self._model = model
         self._embeddings = embeddings
         self._places = places
-        self._wanted = list(dict.fromkeys([*places, *embeddings]))
+        # Embeddings come first, because what another site has of them must be mixed already.
+        self._wanted = list(dict.fromkeys([*embeddings, *places]))
         # The value of each call of a tensor in the source run. Behind the first base run: the
         # difference source - base.
         self._kept = Kept(self._wanted, None)
@@ -293,6 +317,7 @@ class _Taps:
     def begin(self, run: Run) -> None:
         """Begins a batch."""
         self._run = run
+        self._places.begin()
         self.effects = np.zeros((self._places.count, len(run.batch)))
         for values in (self._kept.values, self._by_role, self._sources, self._bases):
             values.clear()
@@ -304,7 +329,7 @@ class _Taps:
             turn: of the edits.
         """
         kept = self._kept
-        with torch.no_grad(), turn(*range(len(self._wanted)), unused="ignore"):
+        with torch.no_grad(), turn(*range(len(self._wanted)), all_used=False):
             output = self._model(**self._run.source)
         kept.check(self._places)
         for site in self._embeddings:
@@ -378,20 +403,20 @@ class _Taps:
         parts = self._places.parts(whole, call, self._run)
         if self._alpha == 0:
             here, there = widened(tensor.detach()), widened(calls[call.call])
-            if any(sites.by_role for sites in parts):
+            if parts is not None and any(sites.by_role for sites in parts):
                 self._by_role[whole, call.call] = self._moved(whole, call, here, there) - here
             calls[call.call] = there - here
         difference = calls[call.call]
         moved = self._by_role.get((whole, call.call))
-        shared = not tensor.dim() or len(tensor) % rows != 0
-        if shared and bool(difference.any()):
+        if parts is None and bool(difference.any()):
             raise UnsupportedError(
                 f"{whole}: the tensor has the shape {list(tensor.shape)} for {rows} examples, and "
-                "differs in the two runs, so no example has a value of its own: use batch_size=1"
+                "differs in the two runs, but which values are of which example is not known: use "
+                "batch_size=1"
             )
 
         def measure(gradient: Tensor) -> None:
-            if shared:
+            if parts is None:  # the two runs do not differ
                 return
             gradient = gradient.to(difference.dtype)
             products: dict[bool, Tensor] = {}

@@ -122,8 +122,8 @@ def in_turn(model: nn.Module, edits: Sequence[Edit]) -> Iterator[Turn]:
         edits: the edits.
 
     Yields:
-        a function of the numbers of edits. They are at work in the block that it returns. Its
-        `unused` is that of `intervene`.
+        a function of the numbers of edits. They are at work in the block that it returns. With
+        `all_used=False` there is no error for edits that were not applied.
 
     Raises:
         InvalidArgumentError: as for `intervene`.
@@ -134,11 +134,11 @@ def in_turn(model: nn.Module, edits: Sequence[Edit]) -> Iterator[Turn]:
         applied._at_work = ()
 
         @contextmanager
-        def turn(*numbers: int, unused: Literal["raise", "ignore"] = "raise") -> Iterator[None]:
+        def turn(*numbers: int, all_used: bool = True) -> Iterator[None]:
             applied._at_work, applied._first = frozenset(numbers), applied._forwards.count
             try:
                 yield
-                if unused == "raise":
+                if all_used:
                     _check_used(applied, hooked, applied._at_work)
             finally:
                 applied._at_work = ()

@@ -281,6 +281,7 @@ def _patch(site: Site, run: Run, value: Callable[[Call], Tensor]) -> Edit | None
         return None
 
     def change(call: Call) -> Tensor:
+        call.part.check_rows()
         whole = value(call)
         if whole.shape != call.tensor.shape:
             raise InvalidArgumentError(

@@ -112,8 +112,9 @@ def test_two_heads_write_a_feature_and_a_gate_reads_two():
 
     prompts = Prompts(torch.tensor([[3, 0], [3, 1]]), torch.tensor([[3, 1], [3, 3]]))
     metric = Metric("product", product)
+    # Of two texts of two tokens the shape does not tell which axis is the batch.
     found = feature_attribution(
-        Gate(), prompts, metric, {"written": Positive()}, steps=1, positions="each"
+        Gate(), prompts, metric, {"written": Positive()}, steps=1, positions="each", batch_size=1
     )
     # Example 0 goes from (3, 2, .5) to (1.5, 3, 0), example 1 from (1.5, 3, 0) to (6, 1, 4). On a
     # straight way each factor counts with the mean of the other one.
@@ -126,7 +127,9 @@ def test_two_heads_write_a_feature_and_a_gate_reads_two():
     ids = {node.id for node in found.top(3)}
     assert ids == {"written#0@1", "written#1@1", "written#error@1"}
     # Patched alone, each factor counts with the clean value of the other one.
-    alone = feature_patching(Gate(), prompts, metric, {"written": Positive()}, found.top(3))
+    alone = feature_patching(
+        Gate(), prompts, metric, {"written": Positive()}, found.top(3), batch_size=1
+    )
     assert {node.feature: node.effect for node in alone} == {
         0: (-1.5 * 2 + 4.5 * 3) / 2, 1: (1 * 3 - 2 * 1.5) / 2, None: (-0.5 + 4) / 2,
     }  # fmt: skip

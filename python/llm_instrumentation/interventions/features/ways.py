@@ -79,22 +79,26 @@ def read(
     """Runs a model. Returns what it has at the sites, and what it returned.
 
     Raises:
-        UnsupportedError: a module runs several times, or has no tensor [batch, tokens, width].
+        UnsupportedError: a module runs several times, or has no tensor [batch, tokens, width], or
+            one that may be [tokens, batch, width].
         InvalidArgumentError: a module did not run.
     """
     found: dict[Coder, list[Read]] = {coder: [] for coder in coders}
+    rows = len(next(iter(inputs.values())))
+    batch_first: dict[Coder, bool] = {}
     edits = []
     for coder in coders:
         kept: list[Tensor] = []
 
         def keep(call: Call, coder: Coder = coder, kept: list[Tensor] = kept) -> Tensor:
+            known = call.part.examples(rows) is not None  # an error if it may be either
+            batch_first[coder] = known and call.spot.batch_first is not False
             value = call.values.detach().clone()
             given = kept.pop().detach().clone() if coder.source is not None else value
             found[coder].append(Read(value, given))
             return call.tensor
 
         edits += [*coder.reading(kept), Edit(coder.site, "read", keep)]
-    rows = len(next(iter(inputs.values())))
     with torch.no_grad(), intervene(model, *edits, unused="ignore"):
         output = model(**inputs)
     for coder, reads in found.items():
@@ -106,7 +110,7 @@ def read(
                 f"{coder.site}: its module runs {len(reads)} times in a forward call, and its "
                 "features would be several: choose one with Site(name, calls=0)"
             )
-        if len(shape) != 3 or shape[0] != rows:
+        if len(shape) != 3 or shape[0] != rows or not batch_first[coder]:
             raise UnsupportedError(
                 f"{coder.site}: the tensor has the shape {shape} for {rows} examples: effects need "
                 "[batch, tokens, width]"

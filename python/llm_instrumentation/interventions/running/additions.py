@@ -133,6 +133,8 @@ class Additions:
         Raises:
             UnsupportedError: it runs outside of its scope.
         """
+        if not self._running and change is None:
+            return  # as when a backward pass recomputes the layer, past its hooks
         if not self._running:
             raise UnsupportedError(
                 f"{name!r} runs outside of {self.name!r}, so what it adds to the residual stream "
@@ -248,6 +250,8 @@ class _ScopeCall(TorchFunctionMode):
         self._inside.append(mark)
 
     def end(self, output: Any) -> None:
+        if not self._inside:
+            return  # another thread made the hooks while the block ran in this one
         mark = self._inside.pop()
         for _, tensor in walk_output(output, kv_cache=False):
             marks = self._marks[tensor]

@@ -57,26 +57,51 @@ class Part:
         changed[self._index] = values
         return changed.reshape(self.shape)
 
-    def rows(self, sequences: int) -> tuple[Ints, Ints]:
-        """Where the elements are, without their columns.
+    def examples(self, count: int) -> Ints | None:
+        """Which example each row of the whole tensor is of. A row is all but the last dimension.
 
         Args:
-            sequences: the number of sequences. It divides the first dimension of the shape.
+            count: the number of examples of the batch.
 
         Returns:
-            places in a flat tensor of the shape without its last dimension, and the sequence of
-            each. A tensor of one dimension keeps it.
+            [rows], numbers from 0; None: a row is of several examples, or it is not known of which.
+
+        Raises:
+            UnsupportedError: the rows are tokens in an order of their own, as inside experts, or
+                the batch may be on either of two axes.
         """
-        shape = self._view[:-1] if len(self.shape) > 1 else self.shape
-        places = np.arange(shape.numel()).reshape(shape)
-        of_sequence = np.arange(sequences)
-        if self._places:
-            chosen = tuple(one.numpy() if isinstance(one, Tensor) else one for one in self._places)
-            places = places[chosen]
-            if self._is_masked:
-                of_sequence = chosen[0]
-        flat = places.reshape(-1)
-        return flat, np.repeat(of_sequence, len(flat) // len(of_sequence))
+        self.check_rows()
+        shape = self._rows_of(self.shape)
+        if count == 1:
+            return np.zeros(shape.numel(), np.int64)
+        if not shape:
+            return None
+        if self._spot.batch_first is False:
+            if len(shape) < 2 or shape[1] != count or count in shape[2:]:
+                return None
+            sequences = np.arange(count).reshape(1, count, *[1] * (len(shape) - 2))
+            return np.broadcast_to(sequences, shape).reshape(-1)
+        if shape[0] % count:
+            return None
+        for text in self._texts:
+            self._check_order(text.rows, text.length)
+        if self._spot.batch_first is None and shape[0] != count and count in shape[1:2]:
+            return None  # the batch may be the second one
+        return np.arange(shape.numel()) // (shape.numel() // count)
+
+    @property
+    def rows(self) -> Ints | None:
+        """Which rows of the whole tensor the site has, see `examples`; None: all."""
+        if not self._places:
+            return None
+        shape = self._rows_of(self._view)
+        chosen = tuple(one.numpy() if isinstance(one, Tensor) else one for one in self._places)
+        found: Ints = np.arange(shape.numel()).reshape(shape)[chosen].reshape(-1)
+        return found
+
+    def _rows_of(self, shape: torch.Size) -> torch.Size:
+        """A shape without the dimension that heads and experts have columns of."""
+        return shape[:-1] if len(shape) > 1 or self._spot.columns is not None else shape
 
     def fit(self, values: Tensor, what: str) -> Tensor:
         """The elements that belong to the site in a tensor that a caller gives.
@@ -218,17 +243,25 @@ class Part:
         self._places = index
         return (*index, ..., spot.columns) if spot.columns is not None else index
 
-    def _check_order(self, rows: int, length: int) -> None:
-        """Refuses tensors that have tokens in another order, or perhaps.
+    def check_rows(self) -> None:
+        """Refuses tensors whose rows may be other tokens in another run.
 
         Raises:
-            UnsupportedError: which row is which token's is unknown.
+            UnsupportedError: they are in an order of their own.
         """
         if self._spot.layout == "unordered":
             raise UnsupportedError(
                 f"{self._spot.site}: inside experts the rows are the tokens that the router sent "
                 "to them, in an order of their own: take the layer that joins the experts"
             )
+
+    def _check_order(self, rows: int, length: int) -> None:
+        """Refuses tensors that have tokens in another order, or perhaps.
+
+        Raises:
+            UnsupportedError: which row is which token's is unknown.
+        """
+        self.check_rows()
         # The batch may be on either axis where it is as long as the texts.
         square = self.shape[:2] == (rows, length) and rows == length > 1
         if square and self._spot.batch_first is None:
