@@ -14,7 +14,7 @@ def main() -> None:
     stage = Stage()
     import llm_instrumentation
     from llm_instrumentation import ActivationReader, capture_activations
-    from llm_instrumentation._native import ForwardHooks
+    from llm_instrumentation._native import view_function
 
     versions = {}
     for name in ("numpy", "pyarrow", "torch", "transformers", "triton"):
@@ -25,7 +25,7 @@ def main() -> None:
     stage.keep(
         versions=versions,
         library=llm_instrumentation.__version__,
-        hooks_in_c=ForwardHooks.available(),
+        hooks_in_c=view_function(torch.Tensor) != 0,
         tools={tool: found_tool(tool) for tool in ("ncu", "compute-sanitizer", "gcc")},
     )
     warnings.simplefilter("ignore", RuntimeWarning)
