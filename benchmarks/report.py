@@ -20,7 +20,7 @@ from typing import Any
 
 from _common import ROOT, head, keep, machine, spread, table
 
-IMPORTS = "import llm_instrumentation.cli.strap, llm_instrumentation.cli.reports"
+IMPORTS = "import llm_instrumentation.cli.strap, llm_instrumentation.cli.commands.report"
 IMPORTS += ", llm_instrumentation.report._writing"
 
 
