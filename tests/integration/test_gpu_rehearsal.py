@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = {"whole", "correctness", "speed", "timeline", "memory_traces", "sanitizers"}
 
 
-@pytest.mark.timeout(900)  # on two cores that do nothing else it takes a minute and a half
+@pytest.mark.timeout(900)  # on two cores that do nothing else it takes 40 s
 def test_all_stages_run_on_a_made_up_device(tmp_path):
     out = tmp_path / "out"
     done = subprocess.run(

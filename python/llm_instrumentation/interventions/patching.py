@@ -84,7 +84,8 @@ def activation_patching(
             shapes of the two runs differ, or a module did not run.
         SpanError: (a ValueError) the prompts have no such span as a site.
         UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the texts of
-            a pair have unequal lengths, and a site is at no span.
+            a pair have unequal lengths, and a site is at no span; a site is inside experts, where
+            the rows may be other tokens in the other run.
         MetricError: (a ValueError) the metric is not one finite number for each example.
         UnknownActivationError: (a KeyError) the capture has no tensor of a site.
     """
