@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 import warnings
@@ -33,6 +34,7 @@ SAME = [
     "context_tokens", "length_bytes",
 ]  # fmt: skip
 PROMPT, TOKENS = 5, 400
+LONGEST = 256  # bytes of a row, and of the longest mark of this model, are fewer
 
 
 class Teller:
@@ -87,9 +89,14 @@ def test_a_killed_generation_is_traced_up_to_the_kill(tmp_path, start, long):
         assert child.join() == -signal.SIGKILL
         assert not path.exists()
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             rows = recover_torch_trace(path)
+        # A kill ends a write at a page, so the last record may be cut. Nothing else may be wrong.
+        cut = r"ended within a record: its last (\d+) bytes are not in the trace"
+        lost = [re.search(cut, str(warning.message)) for warning in warned]
+        assert len(lost) <= 1 and all(lost), [str(warning.message) for warning in warned]
+        assert all(int(found[1]) < LONGEST for found in lost), "rows are whole up to the cut"
         killed = pd.read_parquet(path)
         assert rows == len(killed) < len(whole)
         assert set(killed.run_id) == {"a-run"}
