@@ -7,7 +7,7 @@ nnsight 0.8 or later. Without it nothing is measured. The models are GPT-2 decod
 the size of GPT-2 small, and a small one that is trained first to repeat a random text. The tasks
 are attribution patching of the token embedding, each head and each feed-forward block, at each
 position; activation patching of the residual stream behind each block, at each position, and of
-each head; and what heads and feed-forward blocks add to a logit directly.
+each head; and what heads and feed-forward blocks add to a logit directly, at the last token.
 
 Each contender runs in processes of its own, and they take turns. A process runs once to warm up.
 Then it measures the CPU time of one thread for a run over all pairs, and how far the memory of the
@@ -137,7 +137,7 @@ def our_logits(model: Any, clean: torch.Tensor, _: torch.Tensor, batch: int) -> 
 
     layers = attribution_layers(model)
     config = InstrumentationConfig.balanced().with_layers(layers).with_inputs()
-    config = config.with_float32()
+    config = config.with_float32().with_last_position()
     with tempfile.TemporaryDirectory() as folder:
         stream = Path(folder, "run.stream")
         with capture_activations(model, stream, config=config):

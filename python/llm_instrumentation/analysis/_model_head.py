@@ -49,6 +49,9 @@ class ModelHead:
 
     Attributes:
         blocks: the names of the modules of the list that the last block is in.
+        matrices: the names of the modules of the head that have a matrix, in the order in which
+            they run. One is the unembedding. Others change the directions of vectors before or
+            behind it.
 
     Raises:
         InvalidArgumentError: (a ValueError) the model has no unembedding.
@@ -109,26 +112,20 @@ class ModelHead:
         with evaluating(self._model), torch.inference_mode():
             return self._of_all(vectors)
 
-    def matrices(self) -> tuple[str, ...]:
-        """The names of the modules of the head that have a matrix, in the order in which they run.
-
-        One is the unembedding. Others change the directions of vectors before or behind it.
-        """
-        found: dict[str, None] = {}
+    @contextlib.contextmanager
+    def _noting_matrices(self, found: dict[str, None]) -> Iterator[None]:
+        """Notes the modules with a matrix that run behind the last block, in their order."""
 
         def seen(name: str, module: nn.Module, args: Any) -> None:
             if self._number > self._target:
-                found[name] = None
+                found[original_name(name)] = None
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
                 if any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
                     handle = module.register_forward_pre_hook(functools.partial(seen, name))
                     hooks.callback(handle.remove)
-            place = _first(self._calls[self._target].output)
-            assert place is not None
-            self.logits(place.new_zeros(1, place.shape[-1]))
-        return tuple(map(original_name, found))
+            yield
 
     def _run(self, texts: int, length: int) -> tuple[list[_BlockCall], Tensor]:
         """The calls of the blocks in a run of the model, and its logits."""
@@ -183,13 +180,16 @@ class ModelHead:
                 problems.append(f"{name!r} returns no vector for each token")
                 continue
             self._target = number
+            matrices: dict[str, None] = {}
             try:
-                found = self._of_all(vectors)
+                with self._noting_matrices(matrices):
+                    found = self._of_all(vectors)
             except _MismatchError as problem:
                 problems.append(f"{name!r} {problem}")
                 continue
             wrong = _share_that_differs(found, logits.flatten(0, 1))
             if not wrong:
+                self.matrices = tuple(matrices)
                 return number
             problems.append(f"from those of {name!r}, {wrong:.0%} of the logits differ")
         raise UnsupportedError(

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -160,6 +160,7 @@ def direct_logit_attribution(
     against: int | None = None,
     *,
     sequence: int = 0,
+    positions: int | Sequence[int] | None = None,
     heads: bool = True,
     tokenizer: Any = None,
 ) -> LogitAttribution:
@@ -181,6 +182,8 @@ def direct_logit_attribution(
             token that follows in the text; the last position is then left out.
         against: take away the logit of this token, so that it is a difference of logits.
         sequence: the number of the text in the capture, from 0.
+        positions: the places in the text, from 0; negative ones count from the last one that was
+            captured. None: all. A few take a fraction of the time.
         heads: tell the heads of an attention apart.
         tokenizer: its ``decode`` gives the texts of tokens.
 
@@ -189,13 +192,14 @@ def direct_logit_attribution(
             up to the residual stream; the model does more behind its last norm than the
             unembedding, as a soft cap; or a norm behind heads is no RMSNorm.
         UnknownActivationError: (a KeyError) a tensor was not captured; the message names it.
-        InvalidArgumentError: (a ValueError) there is no such text or token; or `token` is None and
-            the ids of the text are unknown, or it has one token.
+        InvalidArgumentError: (a ValueError) there is no such text, token or position; or `token` is
+            None, and the ids of the text are unknown or no token follows.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
     """
     [found] = direct_logit_attributions(
-        capture, model, token, against, sequences=[sequence], heads=heads, tokenizer=tokenizer
-    )
+        capture, model, token, against,
+        sequences=[sequence], positions=positions, heads=heads, tokenizer=tokenizer,
+    )  # fmt: skip
     return found
 
 
@@ -206,6 +210,7 @@ def direct_logit_attributions(
     against: int | Sequence[int] | None = None,
     *,
     sequences: Iterable[int] | None = None,
+    positions: int | Sequence[int] | None = None,
     heads: bool = True,
     tokenizer: Any = None,
 ) -> list[LogitAttribution]:
@@ -213,7 +218,8 @@ def direct_logit_attributions(
 
     It is quicker than `direct_logit_attribution` for each text: the model's head is looked at once,
     and the tensors of many texts are read together. The mean at the last positions is
-    ``np.mean([one.values[:, -1] for one in found], axis=0)``.
+    ``np.mean([one.values[:, -1] for one in found], axis=0)``. With ``positions=-1``, or of a
+    capture ``with_last_position``, only those are calculated.
 
     Args:
         capture: as for `direct_logit_attribution`.
@@ -223,6 +229,7 @@ def direct_logit_attributions(
         against: the token whose logit is taken away, likewise. None: none.
         sequences: the numbers of the texts in the capture, from 0; None: all, in their order.
             Rows whose text is unknown, as of beams, are in none.
+        positions: as for `direct_logit_attribution`, the same in all texts.
         heads: as for `direct_logit_attribution`.
         tokenizer: likewise.
 
@@ -239,6 +246,9 @@ def direct_logit_attributions(
     parts = decoder(model)
     check_linear(parts)
     norm = parts.readers[-1].norm
+    places = None
+    if positions is not None:
+        places = [numbers] if isinstance(numbers := _numbers(positions), int) else numbers
     found: list[LogitAttribution] = []
     with opened(capture) as reader:
         names = _names(reader, parts)
@@ -256,7 +266,9 @@ def direct_logit_attributions(
         ]  # fmt: skip
         head = FrozenHead(parts.model, parts.module(norm))
         for some in _blocks(wanted, _BLOCK // head.width):
-            found += _of_block(reader, parts, head, names, some, heads=heads, tokenizer=tokenizer)
+            found += _of_block(
+                reader, parts, head, names, some, places, heads=heads, tokenizer=tokenizer
+            )
     return found
 
 
@@ -279,15 +291,21 @@ def _of_each(
     """
     if given is None:
         return [None] * len(texts)
-    with contextlib.suppress(TypeError):  # it is no number, so it has several
-        return [operator.index(given)] * len(texts)  # type: ignore[arg-type]
-    assert isinstance(given, Sized)
-    if len(given) != len(texts):
+    if isinstance(numbers := _numbers(given), int):
+        return [numbers] * len(texts)
+    if len(numbers) != len(texts):
         raise InvalidArgumentError(
-            f"{name} has {len(given)} tokens, and there are {len(texts)} texts: give one for each, "
-            "or one for all"
+            f"{name} has {len(numbers)} tokens, and there are {len(texts)} texts: give one for "
+            "each, or one for all"
         )
-    return [operator.index(one) for one in given]
+    return numbers
+
+
+def _numbers(given: int | Sequence[int]) -> int | list[int]:
+    """Numbers as Python has them, also those of NumPy and torch."""
+    with contextlib.suppress(TypeError):  # it is no number, so it has several
+        return operator.index(given)  # type: ignore[arg-type]
+    return [operator.index(one) for one in given]  # type: ignore[union-attr]
 
 
 def _blocks(wanted: Iterable[_WantedText], most: int) -> Iterator[list[_WantedText]]:
@@ -306,7 +324,7 @@ def _blocks(wanted: Iterable[_WantedText], most: int) -> Iterator[list[_WantedTe
 
 def _of_block(
     reader: ActivationReader, parts: DecoderGraph, head: FrozenHead, names: Mapping[str, str],
-    wanted: Sequence[_WantedText], *, heads: bool, tokenizer: Any,
+    wanted: Sequence[_WantedText], places: list[int] | None, *, heads: bool, tokenizer: Any,
 ) -> Iterator[LogitAttribution]:  # fmt: skip
     """What the parts add in some texts."""
     sequences = [one.sequence for one in wanted]
@@ -316,18 +334,19 @@ def _of_block(
     labels, positions = token_labels(stream), stream.column("position").astype(np.int64)
     ids = stream.column("token_id").astype(np.int64)
     ends = np.cumsum([one.length for one in wanted])
-    of_texts = [
-        _targets(one, ids, end - one.length, end)
-        for one, end in zip(wanted, ends.tolist(), strict=True)
-    ]
-    kept = np.concatenate([places for places, _ in of_texts])
+    of_texts = []
+    for one, end in zip(wanted, ends.tolist(), strict=True):
+        begin = end - one.length
+        chosen = _chosen(one, positions[begin:end], places)
+        targets_of = _targets(one, ids[begin:end], positions[begin:end], chosen)
+        of_texts.append((begin + chosen, targets_of))
+    kept = np.concatenate([rows for rows, _ in of_texts])
     targets = torch.from_numpy(np.concatenate([tokens for _, tokens in of_texts]))
-    cuts = np.cumsum([len(places) for places, _ in of_texts])[:-1]
+    cuts = np.cumsum([len(rows) for rows, _ in of_texts])[:-1]
     minus = None
     if wanted[0].against is not None:
         others = [
-            np.full(len(places), one.against)
-            for one, (places, _) in zip(wanted, of_texts, strict=True)
+            np.full(len(rows), one.against) for one, (rows, _) in zip(wanted, of_texts, strict=True)
         ]
         minus = torch.from_numpy(np.concatenate(others))
     # The vectors of these texts, of one part at a time.
@@ -343,11 +362,11 @@ def _of_block(
         wanted, *(np.split(one, cuts, axis=-1) for one in (kept, targets.numpy(), values, logits)),
         strict=True,
     )  # fmt: skip
-    for one, places, tokens, of_text, made in columns:
+    for one, at, tokens, of_text, made in columns:
         yield LogitAttribution(
             parts=(*found.values, "bias"),
-            tokens=tuple(labels[at] for at in places.tolist()),
-            positions=positions[places],
+            tokens=tuple(labels[row] for row in at.tolist()),
+            positions=positions[at],
             targets=tokens,
             against=one.against,
             values=of_text,
@@ -382,20 +401,53 @@ def _names(reader: ActivationReader, parts: DecoderGraph) -> dict[str, str]:
     return found
 
 
-def _targets(text: _WantedText, ids: Ints, begin: int, end: int) -> tuple[Ints, Ints]:
-    """The places of the rows of a text, and the token at each whose logit is meant."""
+def _chosen(text: _WantedText, positions: Ints, places: list[int] | None) -> Ints:
+    """The numbers of the rows of a text, among its own, at some places.
+
+    Args:
+        positions: of each row of the text.
+        places: positions, or negative numbers of rows; None: all that have a token to predict.
+    """
+    if places is None:
+        return np.arange(text.length if text.token is not None else text.length - 1)
+    found = []
+    for place in places:
+        rows = np.flatnonzero(positions == place) if place >= 0 else [text.length + place]
+        if len(rows) != 1 or rows[0] < 0:
+            raise InvalidArgumentError(
+                f"position {place}: of text {text.sequence} the capture has {text.length} tokens, "
+                f"at the positions {positions.min()} to {positions.max()}"
+            )
+        found.append(int(rows[0]))
+    return np.array(found, np.int64)
+
+
+def _targets(text: _WantedText, ids: Ints, positions: Ints, rows: Ints) -> Ints:
+    """The tokens whose logits are meant at some rows of a text.
+
+    Args:
+        ids: of all rows of the text.
+        positions: likewise.
+        rows: their numbers.
+    """
     if text.token is not None:
-        return np.arange(begin, end), np.full(end - begin, text.token, np.int64)
-    if (ids[begin:end] < 0).any():
+        return np.full(len(rows), text.token, np.int64)
+    if (ids < 0).any():
         raise InvalidArgumentError(
             "the capture does not have the ids of the tokens, so those that follow are unknown: "
             "name a token"
         )
-    if end - begin < 2:
+    if len(ids) < 2 or (len(rows) and rows.max() + 1 == len(ids)):
         raise InvalidArgumentError(
-            f"text {text.sequence} has one token, which none follows: name a token"
+            f"no token follows the last one of text {text.sequence}: name a token"
         )
-    return np.arange(begin, end - 1), ids[begin + 1 : end]
+    apart = positions[rows + 1] - positions[rows]
+    if (apart != 1).any():
+        raise InvalidArgumentError(
+            f"the capture lacks the token behind position {positions[rows][apart != 1][0]} of text "
+            f"{text.sequence}: name a token"
+        )
+    return ids[rows + 1]
 
 
 class _PartSums:

@@ -303,5 +303,55 @@ def test_wrong_arguments_are_named(how, message, tmp_path):
     run = captured(model, tmp_path / "run.stream")
     with pytest.raises(InvalidArgumentError, match=message):
         direct_logit_attribution(run, model, **how)
-    with pytest.raises(InvalidArgumentError, match="one token, which none follows"):
+    with pytest.raises(InvalidArgumentError, match="no token follows the last one of text 0"):
         direct_logit_attribution(captured(model, tmp_path / "one.stream", ids=IDS[:, :1]), model)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
+def test_some_positions_are_as_among_all(model_type, tmp_path):
+    model = make(model_type)
+    run = captured(model, tmp_path / "run.stream")
+    whole = direct_logit_attributions(run, model, 13, 29)
+    following = direct_logit_attributions(run, model)
+    for given, places in [(-1, [5]), (0, [0]), ([3, -2, 1], [3, 4, 1]), (np.array([2]), [2])]:
+        some = direct_logit_attributions(run, model, 13, 29, positions=given)
+        for all_, found in zip(whole, some, strict=True):
+            assert found.positions.tolist() == places
+            assert found.tokens == tuple(all_.tokens[at] for at in places)
+            np.testing.assert_allclose(found.values, all_.values[:, places], rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(found.logits, all_.logits[places], rtol=1e-9, atol=1e-9)
+    found = direct_logit_attribution(run, model, sequence=1, positions=[4, 0])
+    assert found.targets.tolist() == following[1].targets[[4, 0]].tolist() == [21, 2]
+
+    for wrong in (6, -7):
+        with pytest.raises(InvalidArgumentError, match=f"position {wrong}: of text 0 .* 6 tokens"):
+            direct_logit_attribution(run, model, 13, positions=wrong)
+    with pytest.raises(InvalidArgumentError, match="no token follows the last one"):
+        direct_logit_attribution(run, model, positions=-1)
+
+
+def test_a_capture_of_last_positions_has_their_attribution(tmp_path):
+    model = make("gpt2")
+    whole = direct_logit_attributions(captured(model, tmp_path / "all.stream"), model, 13, 29)
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model)).with_inputs()
+    config.with_last_position().with_float32()
+    with torch.no_grad(), capture_activations(model, tmp_path / "last.stream", config=config):
+        model(IDS)
+    last = direct_logit_attributions(tmp_path / "last.stream", model, 13, 29, positions=5)
+    for all_, found in zip(whole, last, strict=True):
+        np.testing.assert_allclose(found.values, all_.values[:, 5:], rtol=1e-9, atol=1e-9)
+        assert found.positions.tolist() == [5]
+
+
+def test_a_token_that_does_not_follow_is_not_taken_for_one_that_does(tmp_path):
+    """Of a generation every other step was captured."""
+    model = make("llama", pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    run = tmp_path / "run.stream"
+    config = InstrumentationConfig.balanced().with_layers(attribution_layers(model)).with_inputs()
+    config.with_every(2).with_float32()
+    with torch.no_grad(), capture_activations(model, run, config=config):
+        model.generate(IDS, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert direct_logit_attribution(run, model, 13).positions.tolist() == [*range(6), 7, 9]
+    assert direct_logit_attribution(run, model, positions=[0, 4]).targets.tolist() == [17, 11]
+    with pytest.raises(InvalidArgumentError, match="lacks the token behind position 5 of text 0"):
+        direct_logit_attribution(run, model)

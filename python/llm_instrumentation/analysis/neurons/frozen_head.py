@@ -60,7 +60,7 @@ class FrozenHead:
         names = {id(module): name for name, module in model.named_modules()}
         own = names.get(id(unembedding))
         weight, bias = getattr(unembedding, "weight", None), getattr(unembedding, "bias", None)
-        others = [name for name in self._head.matrices() if name != own]
+        others = [name for name in self._head.matrices if name != own]
         if others or not isinstance(weight, Tensor) or not weight.is_floating_point():
             what = ", ".join(map(repr, others)) or "an unembedding without a matrix of floats"
             raise UnsupportedError(

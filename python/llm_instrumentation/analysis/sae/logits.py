@@ -130,7 +130,7 @@ def _check_directions(model: nn.Module, unembedding: nn.Module) -> None:
     """
     names = {id(module): name for name, module in model.named_modules()}
     own = names.get(id(unembedding))
-    others = [name for name in ModelHead(model).matrices() if name != own]
+    others = [name for name in ModelHead(model).matrices if name != own]
     if others:
         raise InvalidArgumentError(
             f"{type(model).__name__} has {', '.join(map(repr, others))} between its last block and "
