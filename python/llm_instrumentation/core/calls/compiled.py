@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
 __all__ = [
-    "called_by", "compilations", "compiles_its_hooks", "is_compiled", "outside",
-    "outside_of_compiled",
+    "called_by", "compilations", "compiled_region", "compiles_its_hooks", "is_compiled",
+    "original_code", "outside", "outside_of_compiled",
 ]  # fmt: skip
 
-# The frames that torch puts around a function that it does not compile.
-_EVAL_FRAME = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
+# The files of the frames that torch puts around a function that it compiles, or does not.
+_AROUND = frozenset(
+    os.path.join(os.path.dirname(torch.__file__), "_dynamo", name)
+    for name in ("eval_frame.py", "external_utils.py")
+)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -60,15 +64,39 @@ def outside_of_compiled(models: Iterable[nn.Module]) -> set[nn.Module]:
     inner: set[nn.Module] = set()
     for module in compiled:
         original: nn.Module = getattr(module, "_orig_mod", module)
-        inner |= set(original.modules())
-        if not compiles_its_hooks(original):
-            inner.discard(original)
+        own = set() if compiles_its_hooks(original) else {original}
+        inner |= set(original.modules()) - own
     return {module for model in models for module in model.modules()} - inner
 
 
+def compiled_region(module: nn.Module) -> str | None:
+    """A method of the module that torch.compile compiles once for all modules of the class.
+
+    ``torch.compiler.nested_compile_region`` marks such methods.
+    """
+    for kind in type(module).__mro__:
+        for name, value in vars(kind).items():
+            if hasattr(value, "__marked_compile_region_fn__"):
+                return name
+    return None
+
+
+def original_code(code: CodeType) -> CodeType:
+    """The code as it was before torch compiled it, or cut it where a graph breaks."""
+    # Another thread may be importing them.
+    made = getattr(sys.modules.get("torch._dynamo.utils"), "orig_code_map", None)
+    resumed = sys.modules.get("torch._dynamo.resume_execution")
+    rests = getattr(resumed, "ContinueExecutionCache", None)
+    if made is None or rests is None:
+        return code
+    code = made.get(code, code)
+    rest = rests.generated_code_metadata.get(code)
+    return code if rest is None else rest.code
+
+
 def called_by(frame: FrameType | None) -> FrameType | None:
-    """`frame`, or the frame that called it through :func:`outside`."""
-    while frame is not None and frame.f_code.co_filename == _EVAL_FRAME:
+    """`frame`, or the one that called it, if it is one of torch.compile's around a function."""
+    while frame is not None and frame.f_code.co_filename in _AROUND:
         frame = frame.f_back
     return frame
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..._native import ForwardHooks
-from .compiled import called_by
+from .compiled import called_by, original_code
 from .entries import Entries
 from .model_code import ModelCode
 from .running import Running
@@ -25,6 +25,8 @@ __all__ = ["Place", "StepObserver", "Steps"]
 
 # The code of the frame that every call of a module has. Other frames of its file surround it.
 _CALL = nn.Module._call_impl.__code__
+# Of a module that was compiled in place, the frame around it is the only one with the module.
+_CALLS = (_CALL, nn.Module._wrapped_call_impl.__code__)
 # Returns the number of this thread's backward pass, -1 outside of any.
 _backward_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -161,7 +163,8 @@ class Steps:
     Hooks around the models and their children see most steps begin. If a call enters the model at
     another module, its step begins with the first output captured in it, and that module is
     watched from then on. A step also begins with the first call of a module inside a ``forward``
-    that was called as a method, past the hooks of its module: ``model.forward(ids)``.
+    that was called as a method, past the hooks of its module: ``model.forward(ids)``. Each call of
+    a compiled function or method that runs parts of a model, outside of any step, is a step.
 
     Args:
         models: the models whose modules are hooked.
@@ -272,7 +275,7 @@ class Steps:
         self._places = _Places(self._modules)
         self._heights.clear()
 
-    def _begin(self, place: Place, module: nn.Module, frame: FrameType | None) -> None:
+    def _begin(self, place: Place, module: nn.Module | None, frame: FrameType | None) -> None:
         place.again = False
         place.mine = self._mine is None or self._mine()
         if not place.mine:
@@ -301,7 +304,7 @@ class Steps:
         """The outermost ``forward`` of a module of the models that runs, with its frame."""
         found = None
         while frame is not None:
-            if id(frame.f_code) in self._known.forwards:
+            if id(original_code(frame.f_code)) in self._known.forwards:
                 module = frame.f_locals.get(frame.f_code.co_varnames[0])
                 if isinstance(module, nn.Module) and id(module) in self._known.members:
                     found = module, frame
@@ -323,6 +326,28 @@ class Steps:
             place.late.then(functools.partial(ended, place.given))
             place.given = None
 
+    def _enter_compiled(self, place: Place, frame: FrameType | None) -> None:
+        """Begins the step of a compiled function or method that runs parts of a model.
+
+        The calls of the parts are no frames of their own, so all of them are one step.
+
+        Args:
+            frame: the outermost compiled code that runs; None: the user called a hook directly.
+        """
+        if frame is None:
+            self._outside(place)
+            return
+        if place.method is not None and place.method.is_in(frame):
+            place.late = Running(frame)  # it has called parts that are not compiled
+            return
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        module = frame.f_locals.get(names[0]) if names else None
+        if isinstance(module, nn.Module) and id(module) in self._known.members:
+            self._enter_directly(place, module, frame, late=True)
+            return
+        place.late = Running(frame)
+        self._begin(place, None, frame)  # what a function was given is not known
+
     def _tell(
         self, place: Place, module: nn.Module, args: Any, kwargs: Any, late: bool = False
     ) -> None:
@@ -337,14 +362,15 @@ class Steps:
         place.step = place.token = -1
         place.request = 0
 
-    def _goes_on(self, place: Place, module: nn.Module, frame: FrameType | None) -> bool:
+    def _goes_on(self, place: Place, module: nn.Module | None, frame: FrameType | None) -> bool:
         """Whether this call continues a step: the same method made the last outermost call."""
-        while frame is not None and frame.f_code.co_filename == _CALL.co_filename:
+        while (frame := called_by(frame)) and frame.f_code.co_filename == _CALL.co_filename:
             frame = frame.f_back
         if (
             frame is None
+            or module is None
             or id(module) in self._known.roots
-            or frame.f_code not in self._known.methods
+            or original_code(frame.f_code) not in self._known.methods
         ):
             place.method = None
             return False
@@ -371,17 +397,20 @@ class Steps:
             self._outside(place)
             return
         frame: FrameType | None = sys._getframe(1)
-        outermost, entered = None, None
+        outermost, entered, compiled = None, None, None
         while frame is not None:
-            if frame.f_code is _CALL or id(frame.f_code) in self._known.forwards:
+            code = original_code(frame.f_code)
+            if code in _CALLS or id(code) in self._known.forwards:
                 module = frame.f_locals.get(frame.f_code.co_varnames[0])
                 if id(module) in self._known.members:
                     outermost, entered = frame, module
+            elif code is not frame.f_code:
+                compiled = frame
             frame = frame.f_back
-        if outermost is None or entered is None:  # the user called the hook directly
-            self._outside(place)
+        if outermost is None or entered is None:
+            self._enter_compiled(place, compiled)
             return
-        if outermost.f_code is not _CALL:
+        if original_code(outermost.f_code) not in _CALLS:
             self._enter_directly(place, entered, outermost, late=True)
             return
         self.entries.watch(entered)

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ..._native import emission, emit_to, view_function
+from ..._warn import warn
 from ...errors import UnsupportedError
-from ..calls.compiled import compiles_its_hooks, is_compiled
+from ..calls.compiled import compiled_region, compiles_its_hooks, is_compiled
 from ..calls.own_hook import OwnHook
 from ..config import InstrumentationConfig
 from ..outputs import walk_output
@@ -52,6 +53,20 @@ class Receiver(NamedTuple):
     emitted: Callable[[str, Tensor | None, bool], None]
 
 
+def _cannot_be_emitted(kind: type, dtype: torch.dtype) -> str:
+    """What the compiler cannot pass to the operator; empty: it can.
+
+    Of a tensor that wraps others it would pass each of them by itself. Inductor fails at an
+    operator that takes complex numbers and changes another argument.
+    """
+    if hasattr(kind, "__tensor_flatten__"):
+        return f"{kind.__name__} inside compiled code"
+    return f"{dtype} inside compiled code" if dtype.is_complex else ""
+
+
+# torch.compile calls the function while it traces, and takes its result for a constant.
+vars(_cannot_be_emitted)["_dynamo_marked_constant"] = True
+
 _OLDEST = "2.13"  # the oldest release of torch that was tested
 
 _receivers: dict[int, list[Receiver]] = {}  # by the number of the module
@@ -69,7 +84,7 @@ class _Site:
         self.number = next(_numbers)
         # Compiled code that was kept in a file finds the hook by its key, in another process.
         self.key: Any = f"strap.emit(kv_cache={kv_cache}, inputs={inputs})"
-        site = torch.tensor(self.number)
+        site = _new_tensor(self.number)
         receivers = self.receivers = _receivers[self.number] = []
         self.attached = 0  # emissions
         weakref.finalize(module, _receivers.pop, self.number)
@@ -84,6 +99,9 @@ class _Site:
             found += walk_output(other, kv_cache=kv_cache, unwalked=unwalked)
             first = True
             for path, tensor in found:
+                if reason := _cannot_be_emitted(type(tensor), tensor.dtype):
+                    unwalked.add(reason)
+                    continue
                 torch.ops.strap.emit(_ORDER, site, tensor.detach(), path, first)
                 first = False
             if first or unwalked:
@@ -139,13 +157,20 @@ class Emission:
         self._inputs, self._removed = inputs, False
         own_forward.take(module)
         self._site.attached += 1
+        hooks: dict[Any, Any] = module._forward_pre_hooks if inputs else module._forward_hooks
         if receiver is not None:
             self._site.receive(receiver)
+            keys = list(hooks)
+            behind = keys[keys.index(self._site.key) + 1 :] if self._site.key in keys else []
+            if not all(isinstance(hooks[key], OwnHook) for key in behind):
+                warn(
+                    f"a {type(module).__name__} was prepared before its last hook was added: the "
+                    "capture takes its tensors as they are before that hook. Call prepare() again "
+                    "after adding hooks"
+                )
+        hooks[self._site.key] = self._site.hook
         if inputs:
-            module._forward_pre_hooks[self._site.key] = self._site.hook
             module._forward_pre_hooks_with_kwargs[self._site.key] = True
-        else:
-            module._forward_hooks[self._site.key] = self._site.hook
 
     def remove(self) -> None:
         """Ends the emission. The compiled code stays with torch, for the next capture."""
@@ -206,6 +231,12 @@ def _obstacle(models: Sequence[nn.Module], config: InstrumentationConfig) -> str
             "torch compiles the hooks of a model of torch.nn that was compiled in place, so a step "
             "cannot begin outside of compiled code: give torch.compile(model)"
         )
+    for part in (part for model in models for part in model.modules()):
+        if region := compiled_region(part):
+            return (
+                f"{type(part).__name__}.{region} is a nested_compile_region, whose code is that of "
+                "the first module for all modules"
+            )
     return ""
 
 
@@ -213,7 +244,13 @@ def _compiled_in_place(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-_ORDER = torch.zeros((), dtype=torch.int64)
+def _new_tensor(number: int) -> Tensor:
+    """A tensor that compiled code may read and change in any mode, whatever mode is on now."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=torch.int64, device="cpu")
+
+
+_ORDER = _new_tensor(0)
 
 
 @functools.cache
