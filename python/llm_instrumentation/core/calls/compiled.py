@@ -83,14 +83,15 @@ def compiled_region(module: nn.Module) -> str | None:
 
 def original_code(code: CodeType) -> CodeType:
     """The code as it was before torch compiled it, or cut it where a graph breaks."""
-    # Another thread may be importing them.
-    made = getattr(sys.modules.get("torch._dynamo.utils"), "orig_code_map", None)
-    resumed = sys.modules.get("torch._dynamo.resume_execution")
-    rests = getattr(resumed, "ContinueExecutionCache", None)
-    if made is None or rests is None:
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
         return code
-    code = made.get(code, code)
-    rest = rests.generated_code_metadata.get(code)
+    made = getattr(utils, "orig_code_map", None)  # another thread may be importing the module
+    if not made or not made.values:
+        return code
+    code = made.values.get(id(code), code)
+    rests = sys.modules["torch._dynamo.resume_execution"].ContinueExecutionCache
+    rest = rests.generated_code_metadata.values.get(id(code))
     return code if rest is None else rest.code
 
 
