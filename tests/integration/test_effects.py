@@ -30,11 +30,13 @@ from llm_instrumentation.interventions import (
     mean,
     noise,
     patching,
+    probability_difference,
     resample,
     sites_of,
 )
 from llm_instrumentation.interventions.installed import UnusedEditError, in_turn
 from llm_instrumentation.interventions.nodes import node_names
+from tiny_models import make
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -499,6 +501,82 @@ def test_an_error_of_a_metric_names_the_example(gpt2):
             effects_of(gpt2, prompts_of(), odd, ["transformer.h.0"], batch_size=2)
         with pytest.raises(MetricError, match="'failing' failed .* examples 0 to 1: IndexError"):
             effects_of(gpt2, prompts_of(), failing, ["transformer.h.0"], batch_size=2)
+
+
+# ---- which logits a metric reads ------------------------------------------------------------
+
+METRICS = (logit_difference, probability_difference, cross_entropy, accuracy)
+
+
+@pytest.mark.parametrize("metric_of_position", METRICS)
+def test_logits_that_have_other_columns_than_the_text_are_not_counted_in_it(metric_of_position):
+    """The logits of GIT begin with those of the image's patches."""
+    tiny = make("git")
+    labels = {"correct": torch.tensor([5, 6]), "wrong": torch.tensor([7, 8])}
+    size = tiny.model.config.vision_config.image_size
+    inputs = {**tiny.inputs(length=6), "pixel_values": torch.randn(2, 3, size, size)}
+    prompts = Prompts(inputs, inputs, labels)
+    with torch.no_grad():
+        logits = tiny.model(**prompts.clean).logits
+    said = rf"logits have {logits.shape[1]} positions, and the texts .* have 6.*: give position"
+    assert logits.shape[1] > 6
+    with pytest.raises(InvalidArgumentError, match=said):
+        activation_patching(tiny.model, prompts, metric_of_position(), ["output"])
+    with pytest.raises(InvalidArgumentError, match=said):
+        kl_divergence(tiny.model, prompts)
+    found = metric_of_position(position=-1)(logits, prompts)
+    text_alone = metric_of_position()(logits[:, -6:], prompts)
+    torch.testing.assert_close(found, text_alone)
+
+
+def test_the_last_token_of_a_decoder_whose_text_is_made_of_labels(build):
+    """The columns of the encoder's text are not those of the logits, also if there are as many."""
+    model, prompts = build("t5"), prompts_of("t5")
+    ids, targets = prompts.clean["input_ids"], torch.ones(EXAMPLES, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    for given, said in (
+        (
+            {"labels": targets[:, :4].clone()},
+            "have 4 positions, and the texts of the prompts have 7",
+        ),
+        ({"labels": targets, "attention_mask": mask}, "example 1 has its last label in column 6"),
+    ):
+        inputs = {"input_ids": ids, **given}
+        pairs = Prompts(inputs, inputs, prompts.labels)
+        with pytest.raises(InvalidArgumentError, match=f"{said}.*give decoder_input_ids"):
+            activation_patching(model, pairs, logit_difference(), ["lm_head"])
+    inputs = {"input_ids": ids, "labels": targets}  # the last columns of both are the last tokens
+    pairs = Prompts(inputs, inputs, prompts.labels)
+    with torch.no_grad():
+        expected = logit_difference(position=-1)(model(**inputs), pairs)
+    found = activation_patching(model, pairs, logit_difference(), ["lm_head"])
+    np.testing.assert_allclose(found.clean, expected.numpy(), rtol=1e-6)
+
+
+def test_a_decoder_alone_may_be_given_labels(gpt2):
+    ids = prompts_of().clean["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    for targets in (ids, ids.masked_fill(mask == 0, -100)):
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": targets}
+        pairs = Prompts(inputs, inputs, prompts_of().labels)
+        found = activation_patching(gpt2, pairs, logit_difference(), ["lm_head"])
+        expected = difference(gpt2, ids[1:2, :4], {k: v[1:2] for k, v in pairs.labels.items()})
+        np.testing.assert_allclose(found.clean[1], expected[0].item(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("metric_of_position", METRICS)
+def test_rows_of_logits_are_those_of_the_examples(metric_of_position):
+    """A model may return [examples * tokens, vocabulary], and a classifier [examples, classes]."""
+    prompts = prompts_of()
+    classes = torch.randn(EXAMPLES, VOCABULARY)
+    found = metric_of_position()(classes, prompts)
+    torch.testing.assert_close(found, metric_of_position(position=0)(classes[:, None], prompts))
+    with pytest.raises(InvalidArgumentError, match=r"position = 2: .* no positions: leave"):
+        metric_of_position(position=2)(classes, prompts)
+    with pytest.raises(InvalidArgumentError, match=r"\[35, 97\] for 5 examples, .* whose the rows"):
+        metric_of_position()(torch.randn(EXAMPLES * TOKENS, VOCABULARY), prompts)
 
 
 def test_a_module_that_does_not_run_is_named(build):

@@ -153,25 +153,85 @@ def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
 
     Args:
         position: None: that of each example's last token.
+
+    Raises:
+        InvalidArgumentError: the shape does not tell which logits are those of the position.
     """
     if logits.dim() == 2:  # of a classifier
+        _check_rows(logits, batch, position)
         return widened(logits)
     if logits.dim() != 3:
         raise InvalidArgumentError(f"the logits have the shape {list(logits.shape)}")
     if position is None:
+        _check_columns(logits, batch)
         rows = torch.arange(len(batch), device=logits.device)
         return widened(logits[rows, batch.last.to(logits.device)])
     if not -logits.shape[1] <= position < logits.shape[1]:
         raise InvalidArgumentError(
             f"position = {position}: the logits have {logits.shape[1]} positions"
         )
-    if not batch.has_equal_lengths and not (real := batch.real_tokens()[:, position]).all():
-        number = int(batch.places[int((~real).nonzero()[0])])
-        raise InvalidArgumentError(
-            f"position = {position}: example {number} has padding there in its {batch.text} text: "
-            "give None for the last token of each text"
-        )
+    if not batch.has_equal_lengths:
+        _check_columns(logits, batch)
+        if not (real := batch.real_tokens()[:, position]).all():
+            number = int(batch.places[int((~real).nonzero()[0])])
+            raise InvalidArgumentError(
+                f"position = {position}: example {number} has padding there in its {batch.text} "
+                "text: give None for the last token of each text"
+            )
     return widened(logits[:, position])
+
+
+def _check_rows(logits: Tensor, batch: Prompts, position: int | None) -> None:
+    """
+    Raises:
+        InvalidArgumentError: logits without positions are not one row for each example, or a
+            position is given.
+    """
+    if len(logits) != len(batch):
+        raise InvalidArgumentError(
+            f"the logits have the shape {list(logits.shape)} for {len(batch)} examples, and it is "
+            "not told whose the rows are: give a Metric of your own that knows, or one whose reads "
+            "returns them as [batch, tokens, vocabulary]"
+        )
+    if position is not None:
+        raise InvalidArgumentError(
+            f"position = {position}: the logits have the shape {list(logits.shape)}, and no "
+            "positions: leave position out"
+        )
+
+
+def _check_columns(logits: Tensor, batch: Prompts) -> None:
+    """
+    Raises:
+        InvalidArgumentError: the logits may have other positions than the tokens of the prompts.
+    """
+    tokens = batch.real_tokens().shape[1]
+    if logits.shape[1] != tokens:
+        raise InvalidArgumentError(
+            f"the logits have {logits.shape[1]} positions, and the texts of the prompts have "
+            f"{tokens}, so the last token's logits are not known: give position, the column of the "
+            "logits that counts for all examples, or a Metric of your own. With an encoder and a "
+            "decoder give decoder_input_ids"
+        )
+    inputs = batch.clean if batch.text == "clean" else batch.corrupted
+    targets = inputs.get("labels")
+    if "decoder_input_ids" in inputs or targets is None or targets.dim() != 2:
+        return
+    # A decoder's text is made of them, if there is a decoder. Then the prompts tell of the encoder.
+    ids = inputs.get("input_ids")
+    if ids is not None and torch.equal(targets, ids.to(targets)):
+        return
+    columns = torch.arange(1, targets.shape[1] + 1, device=targets.device)
+    ends = ((targets >= 0) * columns).amax(1) - 1
+    differs = ends != batch.last.to(ends.device)
+    if differs.any():
+        number = int(differs.nonzero()[0])
+        raise InvalidArgumentError(
+            f"example {int(batch.places[number])} has its last label in column "
+            f"{int(ends[number])} and its last token in column {int(batch.last[number])}, and it "
+            "is not told which of them counts: give decoder_input_ids if the model has a decoder, "
+            "else leave labels out of the inputs"
+        )
 
 
 def _of_one_position(
@@ -202,7 +262,9 @@ def logit_difference(
         correct: a label of the prompts: token ids [examples], or [examples, several], whose mean
             counts.
         wrong: likewise.
-        position: the column whose logits count; None: that of each example's last token.
+        position: the column of the logits that counts; None: that of each example's last token.
+            Then the logits have as many columns as the texts. Logits [examples, classes] have no
+            columns, and take None.
     """
 
     def difference(logits: Tensor, batch: Prompts) -> Tensor:
