@@ -579,6 +579,27 @@ def test_rows_of_logits_are_those_of_the_examples(metric_of_position):
         metric_of_position()(torch.randn(EXAMPLES * TOKENS, VOCABULARY), prompts)
 
 
+def test_a_divergence_is_of_the_prompts_that_it_was_made_for(gpt2):
+    prompts = prompts_of()
+    metric = kl_divergence(gpt2, prompts, batch_size=2)
+    assert not activation_patching(gpt2, prompts, metric, ["lm_head"], batch_size=3).clean.any()
+    ids = prompts.clean["input_ids"].clone()
+    ids[3, 1] += 1
+    for others, example in ((ids, 3), (ids[:, :6], 0)):
+        pairs = Prompts(others, others, prompts.labels)
+        with pytest.raises(InvalidArgumentError, match=f"example {example}: .* for other prompts"):
+            activation_patching(gpt2, pairs, metric, ["lm_head"])
+
+
+def test_the_probability_of_a_token_counts_once():
+    logits, ids = torch.randn(2, 1, VOCABULARY), torch.tensor([[1], [2]])
+    once = {"correct": torch.tensor([[5, 6, -1], [7, -1, -1]]), "wrong": torch.tensor([8, 9])}
+    twice = {**once, "correct": torch.tensor([[6, 5, 6], [7, 7, -1]])}
+    expected = probability_difference()(logits, Prompts(ids, ids, once))
+    found = probability_difference()(logits, Prompts(ids, ids, twice))
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_module_that_does_not_run_is_named(build):
     for effects_of in (activation_patching, attribution_patching):
         with pytest.raises(InvalidArgumentError, match="'shared': its module did not run"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError, StrapError
-from .prompts import Prompts
+from .prompts import TOKEN_IDS, Prompts
 
 __all__ = [
     "Metric",
@@ -260,7 +260,7 @@ def logit_difference(
 
     Args:
         correct: a label of the prompts: token ids [examples], or [examples, several], whose mean
-            counts.
+            counts. A token that an example has twice counts twice.
         wrong: likewise.
         position: the column of the logits that counts; None: that of each example's last token.
             Then the logits have as many columns as the texts. Logits [examples, classes] have no
@@ -281,7 +281,8 @@ def probability_difference(
 
     Args:
         correct: a label of the prompts: token ids [examples], or [examples, several]. Ids of -1 are
-            left out, so examples may have different numbers of them.
+            left out, so examples may have different numbers of them. A token counts once, however
+            often an example has it.
         wrong: likewise.
         position: as for `logit_difference`.
     """
@@ -294,14 +295,16 @@ def probability_difference(
 
 
 def _summed(values: Tensor, ids: Tensor) -> Tensor:
-    """The sum over the tokens of each example whose ids are not -1: [batch]."""
+    """The sum over the distinct tokens of each example whose ids are not -1: [batch]."""
     if not bool(((ids >= -1) & (ids < values.shape[-1])).all()):
         raise InvalidArgumentError(
             f"a label has token ids from {int(ids.min())} to {int(ids.max())}, the model has "
             f"{values.shape[-1]}; -1 leaves one out"
         )
-    several = (ids if ids.dim() == 2 else ids[:, None]).to(values.device)
-    return (values.gather(1, several.clamp(min=0)) * (several >= 0)).sum(1)
+    several = (ids if ids.dim() == 2 else ids[:, None]).to(values.device).sort(1).values
+    counts = several >= 0
+    counts[:, 1:] &= several[:, 1:] != several[:, :-1]
+    return (values.gather(1, several.clamp(min=0)) * counts).sum(1)
 
 
 def cross_entropy(correct: str = "correct", *, position: int | None = None) -> Metric:
@@ -344,6 +347,7 @@ def kl_divergence(
     ]
     place = {int(number): at for at, number in enumerate(prompts.places)}
     clean = torch.cat(found)
+    given = {name: prompts.clean[name] for name in TOKEN_IDS & prompts.clean.keys()}
 
     def divergence(logits: Tensor, batch: Prompts) -> Tensor:
         try:
@@ -352,8 +356,31 @@ def kl_divergence(
             raise InvalidArgumentError(
                 f"example {missing}: the divergence was made for other prompts"
             ) from None
+        _check_same(batch, {name: ids[rows] for name, ids in given.items()})
         present = _at(logits, batch, position).log_softmax(-1)
         reference = clean[torch.tensor(rows, device=clean.device)]
         return (reference.exp() * (reference - present)).sum(-1)
 
     return _of_one_position("KL divergence", divergence, flat_at_clean=True)
+
+
+def _check_same(batch: Prompts, given: Mapping[str, Tensor]) -> None:
+    """
+    Args:
+        batch: some examples.
+        given: the token ids of these examples, as a divergence was made for them.
+
+    Raises:
+        InvalidArgumentError: the clean inputs of the batch have others.
+    """
+    for name, expected in given.items():
+        ids = batch.clean.get(name, expected[:, :0]).to(expected.device)
+        if torch.equal(ids, expected):
+            continue
+        number = 0
+        if ids.shape == expected.shape:
+            number = int((ids != expected).flatten(1).any(1).nonzero()[0])
+        raise InvalidArgumentError(
+            f"example {int(batch.places[number])}: the divergence was made for other prompts, whose "
+            f"{name!r} differ: make one for these"
+        )
