@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    capture_activations,
+    for_request,
+)
 from llm_instrumentation.analysis.attention import (
     NoAttentionError,
     attention_layers,
@@ -147,6 +152,48 @@ def test_texts_of_several_steps_are_not_joined(build, ids, path):
         model(ids[:, :4])
     assert attention_weights(path).steps == (0,)
     assert attention_weights(path, step=1).weights.shape == (4, 4, 4)
+
+
+def test_a_text_behind_a_cached_one_is_not_joined_with_another(build, ids, path):
+    """The second call has as many keys as the first one and its own tokens together."""
+    model = eager(build, "llama")
+    with torch.no_grad():
+        prefix = model(ids[1:, :5], use_cache=True).past_key_values
+        with capture_activations(model, path, config=LOSSLESS):
+            model(ids[:1, :5])
+            model(ids[:1, 5:7], past_key_values=prefix)
+    found = attention_weights(path)
+    assert (found.steps, found.weights.shape) == ((0,), (4, 5, 5))
+    assert found.queries == tuple(map(str, ids[0, :5].tolist()))
+    assert attention_weights(path, step=1).weights.shape == (4, 2, 7)
+
+
+def test_steps_of_one_request_are_joined_and_those_of_another_are_not(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        with for_request("one"):
+            cache = model(ids[:, :5], use_cache=True).past_key_values
+            model(ids[:, 5:6], past_key_values=cache)
+        with for_request("other"):
+            model(ids[:, 6:7], past_key_values=cache)
+    assert attention_weights(path, batch_row=1).steps == (0, 1)
+
+
+def test_beams_that_change_places_are_not_joined(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model.generate(ids[:1], num_beams=3, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert attention_weights(path).steps == (0,)
+    assert attention_weights(path, step=3).weights.shape == (4, 1, 12)
+
+
+def test_steps_without_what_the_model_was_given_are_not_joined(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert attention_weights(path).steps == (0, 1, 2)
+    calls_path_for(path).unlink()
+    assert attention_weights(path).steps == (0,)
 
 
 def test_a_capture_without_attention_weights(build, ids, path, minilm):

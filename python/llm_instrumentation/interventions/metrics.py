@@ -381,6 +381,6 @@ def _check_same(batch: Prompts, given: Mapping[str, Tensor]) -> None:
         if ids.shape == expected.shape:
             number = int((ids != expected).flatten(1).any(1).nonzero()[0])
         raise InvalidArgumentError(
-            f"example {int(batch.places[number])}: the divergence was made for other prompts, whose "
-            f"{name!r} differ: make one for these"
+            f"example {int(batch.places[number])}: the divergence was made for other prompts, with "
+            f"other {name!r}: make one for these"
         )
