@@ -326,6 +326,31 @@ def test_errors_of_tokens_are_those_of_their_vectors(build, ids, tmp_path):
         token_errors(*paths, rename={"model.layers.*": "blocks.*"})
 
 
+def test_errors_between_other_texts_of_the_same_length_are_refused(build, ids, tmp_path):
+    paths = tmp_path / "a.stream", tmp_path / "b.stream"
+    other = ids.clone()
+    other[1, 3] = ids[1, 3] + 1
+    capture(paths[0], build("llama"), ids)
+    capture(paths[1], build("llama"), other)
+    assert not token_errors(*paths, sequence=0).values.any()
+    said = rf"token 3 of 'model.layers.0' has the token id {ids[1, 3]} in .*a.stream, and "
+    with pytest.raises(NotTokenAlignedError, match=said):
+        token_errors(*paths, sequence=1)
+    calls_path_for(paths[1]).unlink()  # unknown ids are not compared
+    assert token_errors(*paths, sequence=1).values.any()
+
+
+def test_errors_between_tokens_at_other_positions_are_refused(build, ids, tmp_path):
+    paths = tmp_path / "a.stream", tmp_path / "b.stream"
+    places = torch.arange(9)[None].expand(2, -1)
+    for path, given in zip(paths, (places, places + 2), strict=True):
+        capture(path, build("llama"), ids, position_ids=given)
+    with pytest.raises(NotTokenAlignedError, match="token 0 .* has the position 0 in .*, and 2 in"):
+        token_errors(*paths)
+    calls_path_for(paths[0]).unlink()  # then positions are places in a row
+    assert token_errors(*paths).values.any()
+
+
 # ---- outliers and statistics ----------------------------------------------------------------
 
 
@@ -353,6 +378,54 @@ def test_massive_activations_have_a_channel_and_a_token(path):
     assert sizes == sorted(values.reshape(-1), reverse=True)[:3]
     assert massive_activations(path, min_ratio=1e5).massive == ()
     assert massive_activations(path, min_magnitude=5000).massive == ()
+
+
+class Broken(Outlier):
+    """Beside the outlier NaN, and infinities if asked."""
+
+    def __init__(self, *infinite: float) -> None:
+        super().__init__()
+        self.infinite = infinite
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        x[:, 4, 1] = math.nan
+        for channel, value in enumerate(self.infinite):
+            x[:, 5, channel] = value
+        return x
+
+
+def test_values_that_are_not_finite_hide_no_massive_ones(path):
+    capture(path, nn.Sequential(Outlier()), torch.arange(6)[None])
+    whole = massive_activations(path, largest=96)
+    capture(path, nn.Sequential(Broken()), torch.arange(6)[None])
+    found = massive_activations(path, largest=96)
+    assert [(one.place, one.channel, one.value) for one in found.massive] == [(2, 7, -5000)]
+    np.testing.assert_allclose(found.median, whole.median, rtol=0.1)
+    assert (len(whole.largest[0]), len(found.largest[0])) == (96, 95)
+    capture(path, nn.Sequential(Broken(-math.inf, math.inf)), torch.arange(6)[None])
+    found = massive_activations(path)
+    assert [one.value for one in found.massive] == [-math.inf, math.inf, -5000]
+    assert [one.ratio for one in found.massive][:2] == [math.inf, math.inf]
+    assert math.isfinite(found.median[0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_layers_without_a_finite_value(path, value):
+    class Nothing(nn.Module):
+        def forward(self, ids):
+            return torch.full((*ids.shape, 2), value)
+
+    capture(path, nn.Sequential(Nothing()), torch.arange(6)[None])
+    found = massive_activations(path)
+    assert math.isnan(found.median[0])
+    assert len(found.largest[0]) == len(found.massive) == (0 if math.isnan(value) else 3)
+
+
+@pytest.mark.parametrize("largest", [0, -1])
+def test_at_least_one_large_value_is_asked_for(path, largest):
+    with pytest.raises(InvalidArgumentError, match=f"largest = {largest}: give at least 1"):
+        massive_activations(path, largest=largest)
 
 
 def test_statistics_are_those_of_all_values(minilm, path):
