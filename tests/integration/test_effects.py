@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.core.files.calls_file import calls_path_for
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import (
     Edit,
@@ -192,6 +193,48 @@ def test_values_of_a_capture_are_those_of_the_source_run(gpt2, tmp_path):
         assert (found.values == expected.values).all()
         with pytest.raises(InvalidArgumentError, match="has 3 steps, and the prompts have 1 batch"):
             activation_patching(gpt2, prompts, metric, sites, values=reader)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "captured", "direction", "said"),
+    [
+        ("gpt2", "corrupted", "denoising", "row 0 of step 0 .* not the clean text of example 0"),
+        ("gpt2", "clean", "noising", "row 0 of step 0 .* not the corrupted text of example 0"),
+        ("gpt2", "reordered", "denoising", "row 1 of step 1 .* not the clean text of example 3"),
+        ("t5", "decoder", "denoising", "row 0 of step 0 .* not the clean text of example 0"),
+    ],
+)
+def test_a_capture_of_other_texts_is_refused(
+    build, tmp_path, architecture, captured, direction, said
+):
+    model, prompts = build(architecture), prompts_of(architecture)
+    given = dict(prompts.corrupted if captured == "corrupted" else prompts.clean)
+    if captured == "reordered":
+        given = {name: ids[[0, 1, 2, 4, 3]] for name, ids in given.items()}
+    elif captured == "decoder":
+        given["decoder_input_ids"] = given["decoder_input_ids"].flip(1)
+    with torch.no_grad(), capture_activations(model, tmp_path / "a.stream"):
+        for batch in Prompts(given, given).batches(2):
+            model(**batch.clean)
+    how = {"direction": direction, "batch_size": 2}
+    with (
+        ActivationReader(tmp_path / "a.stream") as reader,
+        pytest.raises(InvalidArgumentError, match=said),
+    ):
+        activation_patching(model, prompts, logit_difference(), ["lm_head"], values=reader, **how)
+
+
+def test_a_capture_without_token_ids_is_taken_as_it_is(gpt2, tmp_path):
+    prompts, path = prompts_of(), tmp_path / "a.stream"
+    config = InstrumentationConfig.balanced().with_float32()
+    with torch.no_grad(), capture_activations(gpt2, path, config=config):
+        gpt2(**prompts.corrupted)
+    calls_path_for(path).unlink()
+    with ActivationReader(path) as reader:
+        found = activation_patching(
+            gpt2, prompts, logit_difference(), ["lm_head"], values=reader, batch_size=5
+        )
+    assert not found.values.any()
 
 
 def test_values_that_find_no_room_are_recorded_in_further_runs(gpt2, monkeypatch):
