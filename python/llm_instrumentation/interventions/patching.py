@@ -86,9 +86,9 @@ def activation_patching(
             an argument is out of its range, or the capture has another number of steps, or other
             tokens. Later: the shapes of the two runs differ, or a module did not run.
         SpanError: (a ValueError) the prompts have no such span as a site.
-        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the texts of
-            a pair have unequal lengths, and a site is at no span; a site is inside experts, where
-            the rows may be other tokens in the other run.
+        UnsupportedError: (a TypeError) dropout or other noise of training is active, or the model
+            runs no hooks; the texts of a pair have unequal lengths, and a site is at no span; a
+            site is inside experts, where the rows may be other tokens in the other run.
         MetricError: (a ValueError) the metric is not one finite number for each example.
         UnknownActivationError: (a KeyError) the capture has no tensor of a site.
     """
@@ -139,9 +139,9 @@ def ablation(
     Raises:
         InvalidArgumentError: (a ValueError) as for `activation_patching`, or `edit` makes no edit.
         SpanError: (a ValueError) as for `activation_patching`.
-        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the edit
-            takes values of the same column of other examples, and the span is in other columns
-            there; as the edit says.
+        UnsupportedError: (a TypeError) dropout or other noise of training is active, or the model
+            runs no hooks; the edit takes values of the same column of other examples, and the span
+            is in other columns there; as the edit says.
         UnusedEditError: (a RuntimeError) the module of a site did not run.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
