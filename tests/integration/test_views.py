@@ -206,9 +206,14 @@ def test_a_capture_without_attention_weights(build, ids, path, minilm):
         ("model.layers.7", "'model.layers.7' has no attention weights in .*name one of 'model.la"),
         ("model", "'model' has 2 attention weights"),
         (2, "layer = 2: .* has 2 of them"),
+        (np.int64(2), "layer = 2: .* has 2 of them"),
     ):
         with pytest.raises(NoAttentionError, match=message):
             attention_weights(path, layer)
+    assert attention_weights(path, np.int64(1)).layer == "model.layers.1.self_attn[1]"
+    for wrong in (True, 1.0, [0, 1]):
+        with pytest.raises(InvalidArgumentError, match="layer = .*: give"):
+            attention_weights(path, wrong)
     with pytest.raises(InvalidArgumentError, match="batch_row = 2: the batch has 2 rows"):
         attention_weights(path, batch_row=2)
     with pytest.raises(InvalidArgumentError, match="step = 5: .* has the steps 0 to 0"):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._integers import integers
 from ..errors import InvalidArgumentError, StrapError
 from .reader import Activation, ActivationReader, ActivationView
 from .reading.calls import Calls, LayerCalls
@@ -119,7 +120,8 @@ def attention_weights(
 
     Raises:
         NoAttentionError: (a LookupError) there are no attention weights, or none of this layer.
-        InvalidArgumentError: (a ValueError) there is no such batch row or step.
+        InvalidArgumentError: (a ValueError) there is no such batch row or step, or `layer` is
+            neither a name nor a number.
     """
     with opened(capture) as reader:
         view = reader[_find(reader, layer)]
@@ -220,7 +222,9 @@ def _find(reader: ActivationReader, layer: str | int) -> str:
             'rows that sum to 1. Load the model with attn_implementation="eager", and capture its '
             "attention modules"
         )
-    if isinstance(layer, int):
+    if not isinstance(layer, str):
+        if not isinstance(layer := integers("layer", layer), int):
+            raise InvalidArgumentError(f"layer = {layer}: give one name or number")
         if not -len(names) <= layer < len(names):
             raise NoAttentionError(f"layer = {layer}: {reader.path} has {len(names)} of them")
         return names[layer]
