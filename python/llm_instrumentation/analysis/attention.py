@@ -223,11 +223,12 @@ def _find(reader: ActivationReader, layer: str | int) -> str:
             "attention modules"
         )
     if not isinstance(layer, str):
-        if not isinstance(layer := integers("layer", layer), int):
-            raise InvalidArgumentError(f"layer = {layer}: give one name or number")
-        if not -len(names) <= layer < len(names):
-            raise NoAttentionError(f"layer = {layer}: {reader.path} has {len(names)} of them")
-        return names[layer]
+        number = integers("layer", layer)
+        if not isinstance(number, int):
+            raise InvalidArgumentError(f"layer = {layer!r}: give one name or number")
+        if not -len(names) <= number < len(names):
+            raise NoAttentionError(f"layer = {number}: {reader.path} has {len(names)} of them")
+        return names[number]
     inside = [n for n in names if n == layer or n.startswith((f"{layer}.", f"{layer}["))]
     if len(inside) == 1:
         return inside[0]
