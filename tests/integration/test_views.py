@@ -296,6 +296,22 @@ def test_norms_of_the_tokens_of_a_text(minilm, path):
         token_norms(path, sequence=8)
 
 
+def test_several_texts_are_not_shown_as_one(build, ids, path):
+    model = build("llama")
+    capture(path, model, ids)
+    for view in (
+        token_norms, massive_activations, lambda *one, **of: token_errors(*one, *one, **of),
+        lambda *one, **of: logit_lens(*one, model, **of),
+    ):  # fmt: skip
+        for wrong in ([0, 1], np.arange(2), [1]):
+            with pytest.raises(InvalidArgumentError, match="give the number of one text"):
+                view(path, sequence=wrong)
+        for wrong in (True, 1.0, None):
+            with pytest.raises(InvalidArgumentError, match="sequence = .*: give an integer"):
+                view(path, sequence=wrong)
+        assert view(path, sequence=np.int64(1)).tokens == tuple(map(str, ids[1].tolist()))
+
+
 def test_norms_without_what_the_model_was_given(llama, ids, path):
     with torch.no_grad(), capture_activations(llama, path, config=LOSSLESS):
         llama(ids)

@@ -26,7 +26,7 @@ from .reading.opened import Capture, opened
 from .reading.selection import Selector
 from .reading.statistics import statistics
 from .rows import NotTokenAlignedError, Rows
-from .token_rows.text_rows import chosen_layers, rows_of_text, rows_of_texts, token_labels
+from .token_rows.text_rows import chosen_layers, one_text, rows_of_text, rows_of_texts, token_labels
 
 __all__ = [
     "LargeActivation",
@@ -80,10 +80,10 @@ def token_norms(
     Raises:
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
-        InvalidArgumentError: (a ValueError) there is no such text.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text.
     """
     with opened(capture) as reader:
-        return norms_of(rows_of_texts(reader, layers, sequence, tokenizer))
+        return norms_of(rows_of_texts(reader, layers, one_text(sequence), tokenizer))
 
 
 def norms_of(rows: Mapping[str, Rows]) -> TokenNorms:
@@ -130,14 +130,14 @@ def token_errors(
         UnknownActivationError: (a KeyError) a layer is in one capture only.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token, or the captures
             have different tokens, as far as they know their ids and positions.
-        InvalidArgumentError: (a ValueError) there is no such text.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text.
     """
     with opened(a) as reader_a, opened(b) as reader_b:
-        rows = rows_of_texts(reader_a, layers, sequence, tokenizer)
+        rows = rows_of_texts(reader_a, layers, one_text(sequence), tokenizer)
         names, _ = match_layers(reader_a, reader_b, list(rows), rename or {})
         errors = []
         for layer, of_a in rows.items():
-            of_b = rows_of_text(reader_b, names[layer], sequence)
+            of_b = rows_of_text(reader_b, names[layer], one_text(sequence))
             x, y = _vectors(of_a), _vectors(of_b)
             if x.shape != y.shape:
                 raise NotTokenAlignedError(
@@ -250,12 +250,13 @@ def massive_activations(
     Raises:
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
-        InvalidArgumentError: (a ValueError) there is no such text, or `largest` is below 1.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text, or `largest` is
+            below 1.
     """
     if largest < 1:
         raise InvalidArgumentError(f"largest = {largest}: give at least 1")
     with opened(capture) as reader:
-        rows = rows_of_texts(reader, layers, sequence, tokenizer)
+        rows = rows_of_texts(reader, layers, one_text(sequence), tokenizer)
         return massive_of(rows, largest=largest, min_magnitude=min_magnitude, min_ratio=min_ratio)
 
 
