@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.core.files.calls_file import calls_path_for
 from llm_instrumentation.errors import InvalidArgumentError, UnsupportedError
 from llm_instrumentation.interventions import (
     Edit,
@@ -30,11 +31,13 @@ from llm_instrumentation.interventions import (
     mean,
     noise,
     patching,
+    probability_difference,
     resample,
     sites_of,
 )
 from llm_instrumentation.interventions.installed import UnusedEditError, in_turn
 from llm_instrumentation.interventions.nodes import node_names
+from tiny_models import make
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -190,6 +193,48 @@ def test_values_of_a_capture_are_those_of_the_source_run(gpt2, tmp_path):
         assert (found.values == expected.values).all()
         with pytest.raises(InvalidArgumentError, match="has 3 steps, and the prompts have 1 batch"):
             activation_patching(gpt2, prompts, metric, sites, values=reader)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "captured", "direction", "said"),
+    [
+        ("gpt2", "corrupted", "denoising", "row 0 of step 0 .* not the clean text of example 0"),
+        ("gpt2", "clean", "noising", "row 0 of step 0 .* not the corrupted text of example 0"),
+        ("gpt2", "reordered", "denoising", "row 1 of step 1 .* not the clean text of example 3"),
+        ("t5", "decoder", "denoising", "row 0 of step 0 .* not the clean text of example 0"),
+    ],
+)
+def test_a_capture_of_other_texts_is_refused(
+    build, tmp_path, architecture, captured, direction, said
+):
+    model, prompts = build(architecture), prompts_of(architecture)
+    given = dict(prompts.corrupted if captured == "corrupted" else prompts.clean)
+    if captured == "reordered":
+        given = {name: ids[[0, 1, 2, 4, 3]] for name, ids in given.items()}
+    elif captured == "decoder":
+        given["decoder_input_ids"] = given["decoder_input_ids"].flip(1)
+    with torch.no_grad(), capture_activations(model, tmp_path / "a.stream"):
+        for batch in Prompts(given, given).batches(2):
+            model(**batch.clean)
+    how = {"direction": direction, "batch_size": 2}
+    with (
+        ActivationReader(tmp_path / "a.stream") as reader,
+        pytest.raises(InvalidArgumentError, match=said),
+    ):
+        activation_patching(model, prompts, logit_difference(), ["lm_head"], values=reader, **how)
+
+
+def test_a_capture_without_token_ids_is_taken_as_it_is(gpt2, tmp_path):
+    prompts, path = prompts_of(), tmp_path / "a.stream"
+    config = InstrumentationConfig.balanced().with_float32()
+    with torch.no_grad(), capture_activations(gpt2, path, config=config):
+        gpt2(**prompts.corrupted)
+    calls_path_for(path).unlink()
+    with ActivationReader(path) as reader:
+        found = activation_patching(
+            gpt2, prompts, logit_difference(), ["lm_head"], values=reader, batch_size=5
+        )
+    assert not found.values.any()
 
 
 def test_values_that_find_no_room_are_recorded_in_further_runs(gpt2, monkeypatch):
@@ -499,6 +544,103 @@ def test_an_error_of_a_metric_names_the_example(gpt2):
             effects_of(gpt2, prompts_of(), odd, ["transformer.h.0"], batch_size=2)
         with pytest.raises(MetricError, match="'failing' failed .* examples 0 to 1: IndexError"):
             effects_of(gpt2, prompts_of(), failing, ["transformer.h.0"], batch_size=2)
+
+
+# ---- which logits a metric reads ------------------------------------------------------------
+
+METRICS = (logit_difference, probability_difference, cross_entropy, accuracy)
+
+
+@pytest.mark.parametrize("metric_of_position", METRICS)
+def test_logits_that_have_other_columns_than_the_text_are_not_counted_in_it(metric_of_position):
+    """The logits of GIT begin with those of the image's patches."""
+    tiny = make("git")
+    labels = {"correct": torch.tensor([5, 6]), "wrong": torch.tensor([7, 8])}
+    size = tiny.model.config.vision_config.image_size
+    inputs = {**tiny.inputs(length=6), "pixel_values": torch.randn(2, 3, size, size)}
+    prompts = Prompts(inputs, inputs, labels)
+    with torch.no_grad():
+        logits = tiny.model(**prompts.clean).logits
+    said = rf"logits have {logits.shape[1]} positions, and the texts .* have 6.*: give position"
+    assert logits.shape[1] > 6
+    with pytest.raises(InvalidArgumentError, match=said):
+        activation_patching(tiny.model, prompts, metric_of_position(), ["output"])
+    with pytest.raises(InvalidArgumentError, match=said):
+        kl_divergence(tiny.model, prompts)
+    found = metric_of_position(position=-1)(logits, prompts)
+    text_alone = metric_of_position()(logits[:, -6:], prompts)
+    torch.testing.assert_close(found, text_alone)
+
+
+def test_the_last_token_of_a_decoder_whose_text_is_made_of_labels(build):
+    """The columns of the encoder's text are not those of the logits, also if there are as many."""
+    model, prompts = build("t5"), prompts_of("t5")
+    ids, targets = prompts.clean["input_ids"], torch.ones(EXAMPLES, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    for given, said in (
+        (
+            {"labels": targets[:, :4].clone()},
+            "have 4 positions, and the texts of the prompts have 7",
+        ),
+        ({"labels": targets, "attention_mask": mask}, "example 1 has its last label in column 6"),
+    ):
+        inputs = {"input_ids": ids, **given}
+        pairs = Prompts(inputs, inputs, prompts.labels)
+        with pytest.raises(InvalidArgumentError, match=f"{said}.*give decoder_input_ids"):
+            activation_patching(model, pairs, logit_difference(), ["lm_head"])
+    inputs = {"input_ids": ids, "labels": targets}  # the last columns of both are the last tokens
+    pairs = Prompts(inputs, inputs, prompts.labels)
+    with torch.no_grad():
+        expected = logit_difference(position=-1)(model(**inputs), pairs)
+    found = activation_patching(model, pairs, logit_difference(), ["lm_head"])
+    np.testing.assert_allclose(found.clean, expected.numpy(), rtol=1e-6)
+
+
+def test_a_decoder_alone_may_be_given_labels(gpt2):
+    ids = prompts_of().clean["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    for targets in (ids, ids.masked_fill(mask == 0, -100)):
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": targets}
+        pairs = Prompts(inputs, inputs, prompts_of().labels)
+        found = activation_patching(gpt2, pairs, logit_difference(), ["lm_head"])
+        expected = difference(gpt2, ids[1:2, :4], {k: v[1:2] for k, v in pairs.labels.items()})
+        np.testing.assert_allclose(found.clean[1], expected[0].item(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("metric_of_position", METRICS)
+def test_rows_of_logits_are_those_of_the_examples(metric_of_position):
+    """A model may return [examples * tokens, vocabulary], and a classifier [examples, classes]."""
+    prompts = prompts_of()
+    classes = torch.randn(EXAMPLES, VOCABULARY)
+    found = metric_of_position()(classes, prompts)
+    torch.testing.assert_close(found, metric_of_position(position=0)(classes[:, None], prompts))
+    with pytest.raises(InvalidArgumentError, match=r"position = 2: .* no positions: leave"):
+        metric_of_position(position=2)(classes, prompts)
+    with pytest.raises(InvalidArgumentError, match=r"\[35, 97\] for 5 examples, .* whose the rows"):
+        metric_of_position()(torch.randn(EXAMPLES * TOKENS, VOCABULARY), prompts)
+
+
+def test_a_divergence_is_of_the_prompts_that_it_was_made_for(gpt2):
+    prompts = prompts_of()
+    metric = kl_divergence(gpt2, prompts, batch_size=2)
+    assert not activation_patching(gpt2, prompts, metric, ["lm_head"], batch_size=3).clean.any()
+    ids = prompts.clean["input_ids"].clone()
+    ids[3, 1] += 1
+    for others, example in ((ids, 3), (ids[:, :6], 0)):
+        pairs = Prompts(others, others, prompts.labels)
+        with pytest.raises(InvalidArgumentError, match=f"example {example}: .* for other prompts"):
+            activation_patching(gpt2, pairs, metric, ["lm_head"])
+
+
+def test_the_probability_of_a_token_counts_once():
+    logits, ids = torch.randn(2, 1, VOCABULARY), torch.tensor([[1], [2]])
+    once = {"correct": torch.tensor([[5, 6, -1], [7, -1, -1]]), "wrong": torch.tensor([8, 9])}
+    twice = {**once, "correct": torch.tensor([[6, 5, 6], [7, 7, -1]])}
+    expected = probability_difference()(logits, Prompts(ids, ids, once))
+    found = probability_difference()(logits, Prompts(ids, ids, twice))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_module_that_does_not_run_is_named(build):

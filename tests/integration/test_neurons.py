@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llm_instrumentation import ActivationReader
+from llm_instrumentation import ActivationReader, InstrumentationConfig
 from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.analysis.neurons import (
     QUANTILES,
@@ -132,6 +132,30 @@ def test_padding_and_special_tokens_have_no_context(tmp_path):
     kept = kept[kept != ids[1, 2]].tolist()
     assert found.rows == len(kept) < mask.sum()
     assert sorted(one.token_ids[0] for one in found[0].contexts) == sorted(kept)
+
+
+def test_tokens_beside_a_gap_are_in_no_context_together(tmp_path):
+    """Of a generation every second step is kept, and a token has no row."""
+    model, path = build("llama"), tmp_path / "run.stream"
+    config = InstrumentationConfig.balanced().with_every(2)
+    ids = torch.arange(1, 6)[None]
+    with torch.no_grad(), capture_activations(model, path, config=config):
+        text = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)[0].tolist()
+    with ActivationReader(path) as reader:
+        positions = reader.rows("model.layers.0").column("position").tolist()
+    assert positions == [0, 1, 2, 3, 4, 6, 8]
+    for without in ([], [3]):
+        kept = [at for at in positions if text[at] not in without]
+        parts = np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1)
+        runs = [part.tolist() for part in parts]
+        assert len(runs) >= 2
+        found = top_contexts(path, "model.layers.0", range(20), context=12, without_tokens=without)
+        contexts = [one for unit in found for one in unit.contexts + unit.lowest]
+        assert len({one.position for one in contexts}) > 2
+        for one in contexts:
+            (run,) = [run for run in runs if one.position in run]
+            assert one.token_ids == [text[at] for at in run]
+            assert run[one.peak] == one.position
 
 
 class Heads(nn.Module):

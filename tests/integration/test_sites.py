@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prepared
 import pyarrow as pa
 import pytest
@@ -258,8 +259,28 @@ def test_a_model_without_known_layers_is_told(tmp_path):
 def test_a_wrong_kind_of_site_is_refused(wrong):
     with pytest.raises(ValueError, match="sites must be one of residual"):
         InstrumentationConfig.balanced().with_sites(wrong)
-    with pytest.raises(ValueError, match="numbers of layers"):
+    with pytest.raises(ValueError, match=r"layers = \['first'\]: give an integer"):
         InstrumentationConfig.balanced().with_sites("mlp", layers=["first"])
+
+
+def test_numbers_of_layers_are_those_of_numpy_and_torch_too(tmp_path):
+    def of(layers: Any) -> InstrumentationConfig:
+        return InstrumentationConfig.balanced().with_sites("residual", layers=layers)
+
+    whole = of([0, 1])
+    for several in (np.arange(2), torch.arange(2), (np.int64(0), 1), range(2)):
+        assert of(several).sites == whole.sites
+    assert of(np.int8(1)).sites[0].layers == (1,)
+    tiny, path = make("llama"), tmp_path / "a.stream"
+    with torch.no_grad(), capture_activations(tiny.model, path, config=whole):
+        tiny.model(**tiny.inputs())
+    with ActivationReader(path) as reader:
+        assert reader.residual(np.int64(1))[0].name == reader.residual(1)[0].name
+        for wrong in (True, 1.0, "1"):
+            with pytest.raises(InvalidArgumentError, match="layers = .*: give an integer, or a"):
+                reader.residual(wrong)
+            with pytest.raises(InvalidArgumentError, match="layers = .*: give an integer, or a"):
+                of(wrong)
 
 
 def with_sites_of_file(path: Path, sites: bytes | None) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    capture_activations,
+    for_request,
+)
 from llm_instrumentation.analysis.attention import (
     NoAttentionError,
     attention_layers,
@@ -149,6 +154,48 @@ def test_texts_of_several_steps_are_not_joined(build, ids, path):
     assert attention_weights(path, step=1).weights.shape == (4, 4, 4)
 
 
+def test_a_text_behind_a_cached_one_is_not_joined_with_another(build, ids, path):
+    """The second call has as many keys as the first one and its own tokens together."""
+    model = eager(build, "llama")
+    with torch.no_grad():
+        prefix = model(ids[1:, :5], use_cache=True).past_key_values
+        with capture_activations(model, path, config=LOSSLESS):
+            model(ids[:1, :5])
+            model(ids[:1, 5:7], past_key_values=prefix)
+    found = attention_weights(path)
+    assert (found.steps, found.weights.shape) == ((0,), (4, 5, 5))
+    assert found.queries == tuple(map(str, ids[0, :5].tolist()))
+    assert attention_weights(path, step=1).weights.shape == (4, 2, 7)
+
+
+def test_steps_of_one_request_are_joined_and_those_of_another_are_not(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        with for_request("one"):
+            cache = model(ids[:, :5], use_cache=True).past_key_values
+            model(ids[:, 5:6], past_key_values=cache)
+        with for_request("other"):
+            model(ids[:, 6:7], past_key_values=cache)
+    assert attention_weights(path, batch_row=1).steps == (0, 1)
+
+
+def test_beams_that_change_places_are_not_joined(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model.generate(ids[:1], num_beams=3, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert attention_weights(path).steps == (0,)
+    assert attention_weights(path, step=3).weights.shape == (4, 1, 12)
+
+
+def test_steps_without_what_the_model_was_given_are_not_joined(build, ids, path):
+    model = eager(build, "llama")
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS):
+        model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert attention_weights(path).steps == (0, 1, 2)
+    calls_path_for(path).unlink()
+    assert attention_weights(path).steps == (0,)
+
+
 def test_a_capture_without_attention_weights(build, ids, path, minilm):
     capture(path, build("llama"), ids)  # sdpa returns none
     assert attention_layers(path) == ()
@@ -159,9 +206,14 @@ def test_a_capture_without_attention_weights(build, ids, path, minilm):
         ("model.layers.7", "'model.layers.7' has no attention weights in .*name one of 'model.la"),
         ("model", "'model' has 2 attention weights"),
         (2, "layer = 2: .* has 2 of them"),
+        (np.int64(2), "layer = 2: .* has 2 of them"),
     ):
         with pytest.raises(NoAttentionError, match=message):
             attention_weights(path, layer)
+    assert attention_weights(path, np.int64(1)).layer == "model.layers.1.self_attn[1]"
+    for wrong in (True, 1.0, [0, 1]):
+        with pytest.raises(InvalidArgumentError, match="layer = .*: give"):
+            attention_weights(path, wrong)
     with pytest.raises(InvalidArgumentError, match="batch_row = 2: the batch has 2 rows"):
         attention_weights(path, batch_row=2)
     with pytest.raises(InvalidArgumentError, match="step = 5: .* has the steps 0 to 0"):
@@ -244,6 +296,22 @@ def test_norms_of_the_tokens_of_a_text(minilm, path):
         token_norms(path, sequence=8)
 
 
+def test_several_texts_are_not_shown_as_one(build, ids, path):
+    model = build("llama")
+    capture(path, model, ids)
+    for view in (
+        token_norms, massive_activations, lambda *one, **of: token_errors(*one, *one, **of),
+        lambda *one, **of: logit_lens(*one, model, **of),
+    ):  # fmt: skip
+        for wrong in ([0, 1], np.arange(2), [1]):
+            with pytest.raises(InvalidArgumentError, match="give the number of one text"):
+                view(path, sequence=wrong)
+        for wrong in (True, 1.0, None):
+            with pytest.raises(InvalidArgumentError, match="sequence = .*: give an integer"):
+                view(path, sequence=wrong)
+        assert view(path, sequence=np.int64(1)).tokens == tuple(map(str, ids[1].tolist()))
+
+
 def test_norms_without_what_the_model_was_given(llama, ids, path):
     with torch.no_grad(), capture_activations(llama, path, config=LOSSLESS):
         llama(ids)
@@ -279,6 +347,31 @@ def test_errors_of_tokens_are_those_of_their_vectors(build, ids, tmp_path):
         token_errors(*paths, rename={"model.layers.*": "blocks.*"})
 
 
+def test_errors_between_other_texts_of_the_same_length_are_refused(build, ids, tmp_path):
+    paths = tmp_path / "a.stream", tmp_path / "b.stream"
+    other = ids.clone()
+    other[1, 3] = ids[1, 3] + 1
+    capture(paths[0], build("llama"), ids)
+    capture(paths[1], build("llama"), other)
+    assert not token_errors(*paths, sequence=0).values.any()
+    said = rf"token 3 of 'model.layers.0' has the token id {ids[1, 3]} in .*a.stream, and "
+    with pytest.raises(NotTokenAlignedError, match=said):
+        token_errors(*paths, sequence=1)
+    calls_path_for(paths[1]).unlink()  # unknown ids are not compared
+    assert token_errors(*paths, sequence=1).values.any()
+
+
+def test_errors_between_tokens_at_other_positions_are_refused(build, ids, tmp_path):
+    paths = tmp_path / "a.stream", tmp_path / "b.stream"
+    places = torch.arange(9)[None].expand(2, -1)
+    for path, given in zip(paths, (places, places + 2), strict=True):
+        capture(path, build("llama"), ids, position_ids=given)
+    with pytest.raises(NotTokenAlignedError, match="token 0 .* has the position 0 in .*, and 2 in"):
+        token_errors(*paths)
+    calls_path_for(paths[0]).unlink()  # then positions are places in a row
+    assert token_errors(*paths).values.any()
+
+
 # ---- outliers and statistics ----------------------------------------------------------------
 
 
@@ -306,6 +399,54 @@ def test_massive_activations_have_a_channel_and_a_token(path):
     assert sizes == sorted(values.reshape(-1), reverse=True)[:3]
     assert massive_activations(path, min_ratio=1e5).massive == ()
     assert massive_activations(path, min_magnitude=5000).massive == ()
+
+
+class Broken(Outlier):
+    """Beside the outlier NaN, and infinities if asked."""
+
+    def __init__(self, *infinite: float) -> None:
+        super().__init__()
+        self.infinite = infinite
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        x[:, 4, 1] = math.nan
+        for channel, value in enumerate(self.infinite):
+            x[:, 5, channel] = value
+        return x
+
+
+def test_values_that_are_not_finite_hide_no_massive_ones(path):
+    capture(path, nn.Sequential(Outlier()), torch.arange(6)[None])
+    whole = massive_activations(path, largest=96)
+    capture(path, nn.Sequential(Broken()), torch.arange(6)[None])
+    found = massive_activations(path, largest=96)
+    assert [(one.place, one.channel, one.value) for one in found.massive] == [(2, 7, -5000)]
+    np.testing.assert_allclose(found.median, whole.median, rtol=0.1)
+    assert (len(whole.largest[0]), len(found.largest[0])) == (96, 95)
+    capture(path, nn.Sequential(Broken(-math.inf, math.inf)), torch.arange(6)[None])
+    found = massive_activations(path)
+    assert [one.value for one in found.massive] == [-math.inf, math.inf, -5000]
+    assert [one.ratio for one in found.massive][:2] == [math.inf, math.inf]
+    assert math.isfinite(found.median[0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_layers_without_a_finite_value(path, value):
+    class Nothing(nn.Module):
+        def forward(self, ids):
+            return torch.full((*ids.shape, 2), value)
+
+    capture(path, nn.Sequential(Nothing()), torch.arange(6)[None])
+    found = massive_activations(path)
+    assert math.isnan(found.median[0])
+    assert len(found.largest[0]) == len(found.massive) == (0 if math.isnan(value) else 3)
+
+
+@pytest.mark.parametrize("largest", [0, -1])
+def test_at_least_one_large_value_is_asked_for(path, largest):
+    with pytest.raises(InvalidArgumentError, match=f"largest = {largest}: give at least 1"):
+        massive_activations(path, largest=largest)
 
 
 def test_statistics_are_those_of_all_values(minilm, path):

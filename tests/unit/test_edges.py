@@ -287,6 +287,15 @@ def test_a_distance_is_flat_at_the_clean_run():
 # ---- errors -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["EAP", "EAP-IG"])
+def test_gradients_of_edges_do_not_depend_on_the_callers_mode(method):
+    model, prompts = linear_decoder(), with_x()
+    expected = METHODS[method](model, prompts, SHARE)
+    with torch.no_grad():
+        found = METHODS[method](model, prompts, SHARE)
+    assert effects(found) == effects(expected)
+
+
 def test_what_cannot_be_measured_is_refused():
     model, prompts = linear_decoder(), random_pairs()
     with pytest.raises(UnsupportedError, match="has no gradient"):

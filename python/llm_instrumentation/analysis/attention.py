@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._integers import integers
 from ..errors import InvalidArgumentError, StrapError
 from .reader import Activation, ActivationReader, ActivationView
+from .reading.calls import Calls, LayerCalls
 from .reading.opened import Capture, opened
 from .rows import NoCallsError, NotTokenAlignedError
 from .token_rows.text_rows import labels
@@ -110,13 +113,15 @@ def attention_weights(
         layer: a name of `attention_layers`, the name of a module that contains it, as
             "model.layers.0", or a place in `attention_layers`.
         step: the forward step. None: the first one, and of a generation all steps that follow it,
-            joined.
+            joined. They are joined as far as the capture knows that the row has the same text: it
+            does not for a beam search, where rows change places.
         batch_row: the place of the text in its batch.
         tokenizer: its `decode` gives the texts of tokens.
 
     Raises:
         NoAttentionError: (a LookupError) there are no attention weights, or none of this layer.
-        InvalidArgumentError: (a ValueError) there is no such batch row or step.
+        InvalidArgumentError: (a ValueError) there is no such batch row or step, or `layer` is
+            neither a name nor a number.
     """
     with opened(capture) as reader:
         view = reader[_find(reader, layer)]
@@ -144,7 +149,7 @@ def weights_of(
         tokenizer: as for `attention_weights`.
         joined: join it with those that follow it in a generation.
     """
-    parts, used = _of_one_text(view, batch_row, joined)
+    parts, used = _of_one_text(reader, view, batch_row, joined)
     queries = sum(part.shape[1] for part in parts)
     keys = parts[-1].shape[2]
     weights = np.full((parts[0].shape[0], queries, keys), np.nan, np.float32)
@@ -164,20 +169,49 @@ def weights_of(
 
 
 def _of_one_text(
-    view: ActivationView, batch_row: int, joined: bool
+    reader: ActivationReader, view: ActivationView, batch_row: int, joined: bool
 ) -> tuple[list[npt.NDArray[Any]], list[Activation]]:
-    """The weights of the first activation, and of those that go on with its keys."""
-    parts: list[npt.NDArray[Any]] = []
-    used: list[Activation] = []
-    for activation in view:
+    """The weights of the first activation, and of those that go on with its keys and its text."""
+    used = [view[0]]
+    shape = used[0].shape or ()
+    if not 0 <= batch_row < shape[0]:
+        raise InvalidArgumentError(f"batch_row = {batch_row}: the batch has {shape[0]} rows")
+    keys = shape[-1]
+    for activation in itertools.islice(view, 1, None) if joined else ():
         shape = activation.shape or ()
-        if parts and (not joined or len(shape) != 4 or shape[3] != parts[-1].shape[2] + shape[2]):
+        if len(shape) != 4 or shape[3] != keys + shape[2] or batch_row >= shape[0]:
             break
-        if not 0 <= batch_row < shape[0]:
-            raise InvalidArgumentError(f"batch_row = {batch_row}: the batch has {shape[0]} rows")
-        parts.append(activation.to_numpy()[batch_row])
         used.append(activation)
-    return parts, used
+        keys = shape[3]
+    used = used[: _of_same_text(reader, used, batch_row)]
+    return [activation.to_numpy()[batch_row] for activation in used], used
+
+
+def _of_same_text(reader: ActivationReader, used: list[Activation], batch_row: int) -> int:
+    """How many activations from the first on are known to be of one text: at least the first."""
+    found = _calls_of(reader, used) if len(used) > 1 else None
+    if found is None:
+        return 1
+    calls, chosen = found
+    known = (chosen.first >= 0) & (batch_row < chosen.rows)
+    rows = np.where(known, chosen.first + batch_row, 0)
+    same = known & known[0]
+    sequences = calls.cells("sequence", rows)
+    same &= (sequences >= 0) & (sequences == sequences[0])
+    requests = calls.cells("request", rows)
+    same &= requests == requests[0]
+    return max(1, int(np.logical_and.accumulate(same).sum()))
+
+
+def _calls_of(reader: ActivationReader, used: list[Activation]) -> tuple[Calls, LayerCalls] | None:
+    """The calls that activations of one layer belong to; None: they are unknown."""
+    steps = np.array([-1 if a.step is None else a.step for a in used])
+    ranks = np.array([a.rank for a in used])
+    try:
+        calls = reader._calls_of_capture()
+        return calls, calls.of_layer(used[0].model, used[0].layer, steps, ranks)
+    except (NoCallsError, NotTokenAlignedError):
+        return None
 
 
 def _find(reader: ActivationReader, layer: str | int) -> str:
@@ -188,10 +222,13 @@ def _find(reader: ActivationReader, layer: str | int) -> str:
             'rows that sum to 1. Load the model with attn_implementation="eager", and capture its '
             "attention modules"
         )
-    if isinstance(layer, int):
-        if not -len(names) <= layer < len(names):
-            raise NoAttentionError(f"layer = {layer}: {reader.path} has {len(names)} of them")
-        return names[layer]
+    if not isinstance(layer, str):
+        number = integers("layer", layer)
+        if not isinstance(number, int):
+            raise InvalidArgumentError(f"layer = {layer!r}: give one name or number")
+        if not -len(names) <= number < len(names):
+            raise NoAttentionError(f"layer = {number}: {reader.path} has {len(names)} of them")
+        return names[number]
     inside = [n for n in names if n == layer or n.startswith((f"{layer}.", f"{layer}["))]
     if len(inside) == 1:
         return inside[0]
@@ -220,13 +257,10 @@ def _tokens(
     """
     places, own = np.arange(count), keys == count
     numbers = tuple(f"#{place}" for place in range(count))
-    steps = np.array([-1 if a.step is None else a.step for a in used])
-    try:
-        calls = reader._calls_of_capture()
-        ranks = np.array([a.rank for a in used])
-        chosen = calls.of_layer(used[0].model, used[0].layer, steps, ranks)
-    except (NoCallsError, NotTokenAlignedError):
+    found = _calls_of(reader, used)
+    if found is None:
         return numbers, places, own
+    calls, chosen = found
     if (chosen.first < 0).any() or chosen.tokens.sum() != count:
         return numbers, places, own
     rows = np.repeat(chosen.first + batch_row, chosen.tokens)

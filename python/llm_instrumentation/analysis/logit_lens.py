@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..errors import InvalidArgumentError
 from .reading.opened import Capture, opened
 from .rows import Rows
-from .token_rows.text_rows import of_last_calls, rows_of_texts, token_labels
+from .token_rows.text_rows import of_last_calls, one_text, rows_of_texts, token_labels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,7 +90,7 @@ def logit_lens(
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
         InvalidArgumentError: (a ValueError) the model has no unembedding; norm or unembedding is
-            not found, or has another width; there is no such text.
+            not found, or has another width; `sequence` is not the number of a text.
         UnsupportedError: (a TypeError) the logits are not made of the vectors of the last block
             alone, or the model does not run on token ids alone; the message says how they
             differ. Or a layer is in another part of the model, as an encoder.
@@ -99,7 +99,7 @@ def logit_lens(
     with opened(capture) as reader:
         if layers is None:
             layers = [name for name in reader.layers if name in head.blocks] or None
-        rows = rows_of_texts(reader, layers, sequence, tokenizer, last_calls=True)
+        rows = rows_of_texts(reader, layers, one_text(sequence), tokenizer, last_calls=True)
         return _lens_of(rows, head, tokenizer)
 
 

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import InvalidArgumentError
 from .comparing.difference import relative_error
 from .comparing.pairs import match_layers
 from .reading.opened import Capture, opened
 from .reading.selection import Selector
 from .reading.statistics import statistics
 from .rows import NotTokenAlignedError, Rows
-from .token_rows.text_rows import chosen_layers, rows_of_text, rows_of_texts, token_labels
+from .token_rows.text_rows import chosen_layers, one_text, rows_of_text, rows_of_texts, token_labels
 
 __all__ = [
     "LargeActivation",
@@ -79,10 +80,10 @@ def token_norms(
     Raises:
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
-        InvalidArgumentError: (a ValueError) there is no such text.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text.
     """
     with opened(capture) as reader:
-        return norms_of(rows_of_texts(reader, layers, sequence, tokenizer))
+        return norms_of(rows_of_texts(reader, layers, one_text(sequence), tokenizer))
 
 
 def norms_of(rows: Mapping[str, Rows]) -> TokenNorms:
@@ -128,24 +129,44 @@ def token_errors(
     Raises:
         UnknownActivationError: (a KeyError) a layer is in one capture only.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token, or the captures
-            have different tokens.
-        InvalidArgumentError: (a ValueError) there is no such text.
+            have different tokens, as far as they know their ids and positions.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text.
     """
     with opened(a) as reader_a, opened(b) as reader_b:
-        rows = rows_of_texts(reader_a, layers, sequence, tokenizer)
+        rows = rows_of_texts(reader_a, layers, one_text(sequence), tokenizer)
         names, _ = match_layers(reader_a, reader_b, list(rows), rename or {})
         errors = []
         for layer, of_a in rows.items():
-            of_b = rows_of_text(reader_b, names[layer], sequence)
+            of_b = rows_of_text(reader_b, names[layer], one_text(sequence))
             x, y = _vectors(of_a), _vectors(of_b)
             if x.shape != y.shape:
                 raise NotTokenAlignedError(
                     f"{layer!r} has {x.shape[0]} tokens of width {x.shape[1]} in {reader_a.path}, "
                     f"and {y.shape[0]} of width {y.shape[1]} in {reader_b.path}"
                 )
+            _check_same_tokens(layer, (reader_a.path, of_a), (reader_b.path, of_b))
             squares = ((y - x) ** 2).sum(axis=1).tolist(), (x**2).sum(axis=1).tolist()
             errors.append([relative_error(*one) for one in zip(*squares, strict=True)])
         return TokenErrors(tuple(rows), _labels(rows), np.array(errors))
+
+
+def _check_same_tokens(layer: str, a: tuple[str, Rows], b: tuple[str, Rows]) -> None:
+    """
+    Raises:
+        NotTokenAlignedError: a token has another id or position in the other capture. Unknown ones
+            are not compared.
+    """
+    # Without what the model was given, positions are places in a row, and padding is unknown.
+    given = np.all([rows.column("padding") >= 0 for _, rows in (a, b)], axis=0)
+    for name in ("token_id", "position"):
+        x, y = (np.asarray(rows.column(name), np.int64) for _, rows in (a, b))
+        differs = np.flatnonzero(given & (x != y) & (x >= 0) & (y >= 0))
+        if len(differs):
+            k = differs[0]
+            raise NotTokenAlignedError(
+                f"token {k} of {layer!r} has the {name.replace('_', ' ')} {x[k]} in {a[0]}, and "
+                f"{y[k]} in {b[0]}: capture both models with the same inputs, in the same order"
+            )
 
 
 # ---- outliers -------------------------------------------------------------------------------
@@ -161,7 +182,8 @@ class LargeActivation:
         token: the token's label.
         channel: place in the vector.
         value: the value.
-        ratio: its magnitude over the median magnitude of the layer; infinite if that is 0.
+        ratio: its magnitude over the median magnitude of the layer; infinite if that is 0, or if
+            the value is.
         massive: whether both limits are met.
     """
 
@@ -181,8 +203,8 @@ class MassiveActivations:
     Attributes:
         layers: the layers, in the order of execution.
         tokens: a label for each token, as in `TokenNorms`.
-        median: the median magnitude of each layer, float64, [layers].
-        largest: for each layer its largest values, by magnitude.
+        median: the median magnitude of the finite values of each layer, float64, [layers].
+        largest: for each layer its largest values, by magnitude, without NaN.
     """
 
     layers: tuple[str, ...]
@@ -212,22 +234,29 @@ def massive_activations(
     arXiv:2402.17762: a magnitude above 100, and about 1,000 times the median magnitude of the
     hidden state, or more.
 
+    The median is that of the finite values. NaN is left out, as `layer_statistics` counts it.
+    Infinite values are the largest ones, and massive. If no value is finite, the median is NaN, and
+    only infinite values are massive.
+
     Args:
         capture: a reader or the path of a stream.
         layers: names or patterns; None: the blocks.
         sequence: as for `token_norms`.
         tokenizer: as for `token_norms`.
-        largest: how many values of each layer to give.
+        largest: how many values of each layer to give, 1 or more.
         min_magnitude: what the magnitude of a massive activation is above.
         min_ratio: the least ratio of its magnitude to the median.
 
     Raises:
         UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
-        InvalidArgumentError: (a ValueError) there is no such text.
+        InvalidArgumentError: (a ValueError) `sequence` is not the number of a text, or `largest` is
+            below 1.
     """
+    if largest < 1:
+        raise InvalidArgumentError(f"largest = {largest}: give at least 1")
     with opened(capture) as reader:
-        rows = rows_of_texts(reader, layers, sequence, tokenizer)
+        rows = rows_of_texts(reader, layers, one_text(sequence), tokenizer)
         return massive_of(rows, largest=largest, min_magnitude=min_magnitude, min_ratio=min_ratio)
 
 
@@ -244,12 +273,14 @@ def massive_of(
     for layer, of_layer in rows.items():
         vectors = _vectors(of_layer)
         sizes = np.abs(vectors)
-        median = float(np.median(sizes))
-        order = np.argsort(-sizes, axis=None, kind="stable")[:largest]
+        finite = sizes[np.isfinite(sizes)]
+        median = float(np.median(finite)) if len(finite) else math.nan
+        order = np.argsort(-sizes, axis=None, kind="stable")  # NaN is behind all others
+        order = order[: min(largest, sizes.size - int(np.isnan(sizes).sum()))]
         ones = []
         for place, channel in zip(*np.unravel_index(order, sizes.shape), strict=True):
             size = float(sizes[place, channel])
-            ratio = size / median if median else math.inf
+            ratio = size / median if median and math.isfinite(size) else math.inf
             ones.append(
                 LargeActivation(
                     layer, int(place), tokens[place], int(channel),

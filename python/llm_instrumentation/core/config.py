@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, Union, get_args
 
 from .._cpus import usable_cpus
+from .._integers import integers
 
 __all__ = [
     "COMPRESSION_ALGORITHMS",
@@ -450,8 +451,11 @@ class InstrumentationConfig:
             ValueError: there is no such kind, or a number is none. A model that does not have the
                 site is told when the capture begins.
         """
-        chosen = () if layers is None else (layers,) if isinstance(layers, int) else tuple(layers)
-        more = [SiteChoice(kind, None if layers is None else chosen, stack) for kind in kinds]
+        chosen = None
+        if layers is not None:
+            given = integers("layers", layers)
+            chosen = (given,) if isinstance(given, int) else tuple(given)
+        more = [SiteChoice(kind, chosen, stack) for kind in kinds]
         return self._change(sites=(*self.sites, *more) if kinds else ())
 
     def with_sampling(self, rate: float, seed: int = 0) -> InstrumentationConfig:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
@@ -91,7 +92,8 @@ def intervene(
         InvalidArgumentError: (a ValueError) there is no such layer or head; the message names
             similar ones. While the model runs: there is no tensor at this place; a shape, type or
             device does not fit; or the call has no such position or sequence.
-        UnsupportedError: (a TypeError) a module in training mode has dropout (call
+        UnsupportedError: (a TypeError) a module in training mode has dropout, random
+            slopes, jitter, or batch norms that change what the model keeps (call
             ``model.eval()``); the model is replicated by `DataParallel`, is TorchScript, or was
             compiled and torch is older than 2.6. While the model runs: the module is recomputed by
             gradient checkpointing, the tensor is quantized, nested or sparse, or has integers where
@@ -342,17 +344,34 @@ def check_model(model: nn.Module) -> None:
                 "the model is replicated by DataParallel, and replicas run beside each other: give "
                 "model.module, and call that"
             )
-        if module.training and (chance := _dropout(module)):
+        if module.training and (found := _of_training(module)):
+            what, effect = found
             raise UnsupportedError(
-                f"dropout is active: {chance} in {name!r} ({type(module).__name__}), so two runs "
-                "differ without any edit: call model.eval() first"
+                f"{what} in {name!r} ({type(module).__name__}), {effect}: call model.eval() first"
             )
 
 
-def _dropout(module: nn.Module) -> str | None:
-    """The attribute of a module that makes it drop values in training mode; None: there is none."""
-    attributes = {k: v for k, v in vars(module).items() if "drop" in k.lower()}
-    if isinstance(module, _DropoutNd):
+def _of_training(module: nn.Module) -> tuple[str, str] | None:
+    """What a module does in training mode that edits can't be told from, and its effect.
+
+    None: nothing that is known.
+    """
+    differ = "so two runs differ without any edit"
+    if chance := _chance(module, "drop"):
+        return f"dropout is active: {chance}", differ
+    if chance := _chance(module, "jitter"):
+        return f"noise is active: {chance}", differ
+    if isinstance(module, nn.RReLU) and module.lower < module.upper:
+        return f"slopes are random: {module.lower} to {module.upper}", differ
+    if isinstance(module, _NormBase) and module.running_mean is not None:
+        return "statistics are of the batch", "and each run changes those that the model keeps"
+    return None
+
+
+def _chance(module: nn.Module, word: str) -> str | None:
+    """The attribute above 0 of a module that has a word in its name; None: there is none."""
+    attributes = {k: v for k, v in vars(module).items() if word in k.lower()}
+    if word == "drop" and isinstance(module, _DropoutNd):
         attributes["p"] = module.p
     for name, value in attributes.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:

@@ -13,9 +13,7 @@ layer with a norm behind them are told apart with the scale of this norm held fi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 
 from .._extras import extra
 from .._html import block, table
+from .._integers import integers
 from ..analysis.neurons.frozen_head import FrozenHead, LogitMap
 from ..analysis.reader import ActivationReader, UnknownActivationError
 from ..analysis.reading.opened import Capture, opened
@@ -192,8 +191,9 @@ def direct_logit_attribution(
             up to the residual stream; the model does more behind its last norm than the
             unembedding, as a soft cap; or a norm behind heads is no RMSNorm.
         UnknownActivationError: (a KeyError) a tensor was not captured; the message names it.
-        InvalidArgumentError: (a ValueError) there is no such text, token or position; or `token` is
-            None, and the ids of the text are unknown or no token follows.
+        InvalidArgumentError: (a ValueError) there is no such text, token or position; an argument
+            has something else than integers, or `positions` is empty; or `token` is None, and the
+            ids of the text are unknown or no token follows.
         NotTokenAlignedError: (a ValueError) a layer has no vector for each token.
     """
     [found] = direct_logit_attributions(
@@ -248,14 +248,18 @@ def direct_logit_attributions(
     norm = parts.readers[-1].norm
     places = None
     if positions is not None:
-        places = [numbers] if isinstance(numbers := _numbers(positions), int) else numbers
+        given = integers("positions", positions)
+        places = [given] if isinstance(given, int) else given
+        if not places:
+            raise InvalidArgumentError("positions is empty: give at least one, or None for all")
     found: list[LogitAttribution] = []
     with opened(capture) as reader:
         names = _names(reader, parts)
         _, texts = rows_and_texts(reader, names["norm"])
         known, counts = np.unique(texts[texts >= 0], return_counts=True)  # -1: of no known text
         lengths = dict(zip(known.tolist(), counts.tolist(), strict=True))
-        chosen = [operator.index(one) for one in (lengths if sequences is None else sequences)]
+        chosen = [*lengths] if sequences is None else integers("sequences", list(sequences))
+        assert isinstance(chosen, list)
         wanted = [
             _WantedText(*one)
             for one in zip(
@@ -291,7 +295,7 @@ def _of_each(
     """
     if given is None:
         return [None] * len(texts)
-    if isinstance(numbers := _numbers(given), int):
+    if isinstance(numbers := integers(name, given), int):
         return [numbers] * len(texts)
     if len(numbers) != len(texts):
         raise InvalidArgumentError(
@@ -299,13 +303,6 @@ def _of_each(
             "each, or one for all"
         )
     return numbers
-
-
-def _numbers(given: int | Sequence[int]) -> int | list[int]:
-    """Numbers as Python has them, also those of NumPy and torch."""
-    with contextlib.suppress(TypeError):  # it is no number, so it has several
-        return operator.index(given)  # type: ignore[arg-type]
-    return [operator.index(one) for one in given]  # type: ignore[union-attr]
 
 
 def _blocks(wanted: Iterable[_WantedText], most: int) -> Iterator[list[_WantedText]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidArgumentError, StrapError
-from .prompts import Prompts
+from .prompts import TOKEN_IDS, Prompts
 
 __all__ = [
     "Metric",
@@ -153,25 +153,85 @@ def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
 
     Args:
         position: None: that of each example's last token.
+
+    Raises:
+        InvalidArgumentError: the shape does not tell which logits are those of the position.
     """
     if logits.dim() == 2:  # of a classifier
+        _check_rows(logits, batch, position)
         return widened(logits)
     if logits.dim() != 3:
         raise InvalidArgumentError(f"the logits have the shape {list(logits.shape)}")
     if position is None:
+        _check_columns(logits, batch)
         rows = torch.arange(len(batch), device=logits.device)
         return widened(logits[rows, batch.last.to(logits.device)])
     if not -logits.shape[1] <= position < logits.shape[1]:
         raise InvalidArgumentError(
             f"position = {position}: the logits have {logits.shape[1]} positions"
         )
-    if not batch.has_equal_lengths and not (real := batch.real_tokens()[:, position]).all():
-        number = int(batch.places[int((~real).nonzero()[0])])
-        raise InvalidArgumentError(
-            f"position = {position}: example {number} has padding there in its {batch.text} text: "
-            "give None for the last token of each text"
-        )
+    if not batch.has_equal_lengths:
+        _check_columns(logits, batch)
+        if not (real := batch.real_tokens()[:, position]).all():
+            number = int(batch.places[int((~real).nonzero()[0])])
+            raise InvalidArgumentError(
+                f"position = {position}: example {number} has padding there in its {batch.text} "
+                "text: give None for the last token of each text"
+            )
     return widened(logits[:, position])
+
+
+def _check_rows(logits: Tensor, batch: Prompts, position: int | None) -> None:
+    """
+    Raises:
+        InvalidArgumentError: logits without positions are not one row for each example, or a
+            position is given.
+    """
+    if len(logits) != len(batch):
+        raise InvalidArgumentError(
+            f"the logits have the shape {list(logits.shape)} for {len(batch)} examples, and it is "
+            "not told whose the rows are: give a Metric of your own that knows, or one whose reads "
+            "returns them as [batch, tokens, vocabulary]"
+        )
+    if position is not None:
+        raise InvalidArgumentError(
+            f"position = {position}: the logits have the shape {list(logits.shape)}, and no "
+            "positions: leave position out"
+        )
+
+
+def _check_columns(logits: Tensor, batch: Prompts) -> None:
+    """
+    Raises:
+        InvalidArgumentError: the logits may have other positions than the tokens of the prompts.
+    """
+    tokens = batch.real_tokens().shape[1]
+    if logits.shape[1] != tokens:
+        raise InvalidArgumentError(
+            f"the logits have {logits.shape[1]} positions, and the texts of the prompts have "
+            f"{tokens}, so the last token's logits are not known: give position, the column of the "
+            "logits that counts for all examples, or a Metric of your own. With an encoder and a "
+            "decoder give decoder_input_ids"
+        )
+    inputs = batch.clean if batch.text == "clean" else batch.corrupted
+    targets = inputs.get("labels")
+    if "decoder_input_ids" in inputs or targets is None or targets.dim() != 2:
+        return
+    # A decoder's text is made of them, if there is a decoder. Then the prompts tell of the encoder.
+    ids = inputs.get("input_ids")
+    if ids is not None and torch.equal(targets, ids.to(targets)):
+        return
+    columns = torch.arange(1, targets.shape[1] + 1, device=targets.device)
+    ends = ((targets >= 0) * columns).amax(1) - 1
+    differs = ends != batch.last.to(ends.device)
+    if differs.any():
+        number = int(differs.nonzero()[0])
+        raise InvalidArgumentError(
+            f"example {int(batch.places[number])} has its last label in column "
+            f"{int(ends[number])} and its last token in column {int(batch.last[number])}, and it "
+            "is not told which of them counts: give decoder_input_ids if the model has a decoder, "
+            "else leave labels out of the inputs"
+        )
 
 
 def _of_one_position(
@@ -200,9 +260,11 @@ def logit_difference(
 
     Args:
         correct: a label of the prompts: token ids [examples], or [examples, several], whose mean
-            counts.
+            counts. A token that an example has twice counts twice.
         wrong: likewise.
-        position: the column whose logits count; None: that of each example's last token.
+        position: the column of the logits that counts; None: that of each example's last token.
+            Then the logits have as many columns as the texts. Logits [examples, classes] have no
+            columns, and take None.
     """
 
     def difference(logits: Tensor, batch: Prompts) -> Tensor:
@@ -219,7 +281,8 @@ def probability_difference(
 
     Args:
         correct: a label of the prompts: token ids [examples], or [examples, several]. Ids of -1 are
-            left out, so examples may have different numbers of them.
+            left out, so examples may have different numbers of them. A token counts once, however
+            often an example has it.
         wrong: likewise.
         position: as for `logit_difference`.
     """
@@ -232,14 +295,16 @@ def probability_difference(
 
 
 def _summed(values: Tensor, ids: Tensor) -> Tensor:
-    """The sum over the tokens of each example whose ids are not -1: [batch]."""
+    """The sum over the distinct tokens of each example whose ids are not -1: [batch]."""
     if not bool(((ids >= -1) & (ids < values.shape[-1])).all()):
         raise InvalidArgumentError(
             f"a label has token ids from {int(ids.min())} to {int(ids.max())}, the model has "
             f"{values.shape[-1]}; -1 leaves one out"
         )
-    several = (ids if ids.dim() == 2 else ids[:, None]).to(values.device)
-    return (values.gather(1, several.clamp(min=0)) * (several >= 0)).sum(1)
+    several = (ids if ids.dim() == 2 else ids[:, None]).to(values.device).sort(1).values
+    counts = several >= 0
+    counts[:, 1:] &= several[:, 1:] != several[:, :-1]
+    return (values.gather(1, several.clamp(min=0)) * counts).sum(1)
 
 
 def cross_entropy(correct: str = "correct", *, position: int | None = None) -> Metric:
@@ -282,6 +347,7 @@ def kl_divergence(
     ]
     place = {int(number): at for at, number in enumerate(prompts.places)}
     clean = torch.cat(found)
+    given = {name: prompts.clean[name] for name in TOKEN_IDS & prompts.clean.keys()}
 
     def divergence(logits: Tensor, batch: Prompts) -> Tensor:
         try:
@@ -290,8 +356,31 @@ def kl_divergence(
             raise InvalidArgumentError(
                 f"example {missing}: the divergence was made for other prompts"
             ) from None
+        _check_same(batch, {name: ids[rows] for name, ids in given.items()})
         present = _at(logits, batch, position).log_softmax(-1)
         reference = clean[torch.tensor(rows, device=clean.device)]
         return (reference.exp() * (reference - present)).sum(-1)
 
     return _of_one_position("KL divergence", divergence, flat_at_clean=True)
+
+
+def _check_same(batch: Prompts, given: Mapping[str, Tensor]) -> None:
+    """
+    Args:
+        batch: some examples.
+        given: the token ids of these examples, as a divergence was made for them.
+
+    Raises:
+        InvalidArgumentError: the clean inputs of the batch have others.
+    """
+    for name, expected in given.items():
+        ids = batch.clean.get(name, expected[:, :0]).to(expected.device)
+        if torch.equal(ids, expected):
+            continue
+        number = 0
+        if ids.shape == expected.shape:
+            number = int((ids != expected).flatten(1).any(1).nonzero()[0])
+        raise InvalidArgumentError(
+            f"example {int(batch.places[number])}: the divergence was made for other prompts, with "
+            f"other {name!r}: make one for these"
+        )

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis.reader import ActivationReader
+from ..analysis.reading.calls import Calls
+from ..analysis.rows import NoCallsError
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..progress.bars import Progress, reported
 from .edits import Call, Edit, zero
@@ -71,28 +73,29 @@ def activation_patching(
         direction: "denoising": the model runs on the corrupted inputs, and the site gets its value
             of the clean ones. "noising": the reverse.
         values: a capture of the run that the values come from, by the same model: one step for each
-            batch of `prompts.batches(batch_size)`, in their order, and no others. Values are read
-            site by site. None: the model runs on the source inputs as often as needed to keep at
-            most 128 MiB of values, and at least one tensor.
+            batch of `prompts.batches(batch_size)`, in their order, and no others. Its token ids, if
+            it has them, are compared with those of the prompts. Values are read site by site. None:
+            the model runs on the source inputs as often as needed to keep at most 128 MiB of
+            values, and at least one tensor.
         batch_size: examples that run together.
         progress: True shows a bar; None shows it on a terminal and in a notebook. A function is
             called with the number of runs that are done, and of all.
 
     Raises:
         InvalidArgumentError: (a ValueError) before the model runs: there is no such layer or head,
-            an argument is out of its range, or the capture has another number of steps. Later: the
-            shapes of the two runs differ, or a module did not run.
+            an argument is out of its range, or the capture has another number of steps, or other
+            tokens. Later: the shapes of the two runs differ, or a module did not run.
         SpanError: (a ValueError) the prompts have no such span as a site.
-        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the texts of
-            a pair have unequal lengths, and a site is at no span; a site is inside experts, where
-            the rows may be other tokens in the other run.
+        UnsupportedError: (a TypeError) dropout or other noise of training is active, or the model
+            runs no hooks; the texts of a pair have unequal lengths, and a site is at no span; a
+            site is inside experts, where the rows may be other tokens in the other run.
         MetricError: (a ValueError) the metric is not one finite number for each example.
         UnknownActivationError: (a KeyError) the capture has no tensor of a site.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
     check_exchanged(prompts, nodes)
     if values is not None:
-        _check_capture(values, -(-len(prompts) // max(batch_size, 1)))
+        _check_capture(values, prompts, batch_size, direction)
 
     def edits(run: Run) -> Iterator[tuple[int, Edit | None]]:
         if values is None:
@@ -136,9 +139,9 @@ def ablation(
     Raises:
         InvalidArgumentError: (a ValueError) as for `activation_patching`, or `edit` makes no edit.
         SpanError: (a ValueError) as for `activation_patching`.
-        UnsupportedError: (a TypeError) dropout is active, or the model runs no hooks; the edit
-            takes values of the same column of other examples, and the span is in other columns
-            there; as the edit says.
+        UnsupportedError: (a TypeError) dropout or other noise of training is active, or the model
+            runs no hooks; the edit takes values of the same column of other examples, and the span
+            is in other columns there; as the edit says.
         UnusedEditError: (a RuntimeError) the module of a site did not run.
     """
     nodes = sites_to_measure(model, prompts, metric, sites)
@@ -296,17 +299,53 @@ def _patch(site: Site, run: Run, value: Callable[[Call], Tensor]) -> Edit | None
     return Edit(here, "patch", change)
 
 
-def _check_capture(values: ActivationReader, batches: int) -> None:
+def _check_capture(
+    values: ActivationReader, prompts: Prompts, batch_size: int, direction: Direction
+) -> None:
     """
     Raises:
-        InvalidArgumentError: it is no reader, or there are not as many steps as batches.
+        InvalidArgumentError: it is no reader, there are not as many steps as batches, or a step
+            has other tokens than its batch. Unknown ones are not compared.
     """
     if not isinstance(values, ActivationReader):
         raise InvalidArgumentError(
             f"values is a {type(values).__name__}: give an ActivationReader, or None"
         )
+    batches = -(-len(prompts) // max(batch_size, 1))
     if len(values.steps) != batches:
         raise InvalidArgumentError(
             f"{values.path} has {len(values.steps)} steps, and the prompts have {batches} batches: "
             "capture one forward call for each of prompts.batches(batch_size)"
         )
+    try:
+        calls = values._calls_of_capture()
+    except NoCallsError:
+        return
+    for run in runs_of(prompts, batch_size, direction):
+        step = values.steps[run.number]
+        example = _first_other(calls, step, run.source)
+        if example is not None:
+            text = run.texts[1]
+            raise InvalidArgumentError(
+                f"row {example} of step {step} in {values.path} is not the {text} text of example "
+                f"{int(run.batch.places[example])}: capture the {text} inputs of "
+                f"prompts.batches({batch_size}), in their order"
+            )
+
+
+def _first_other(calls: Calls, step: int, inputs: Mapping[str, Tensor]) -> int | None:
+    """The first row of a step with other tokens than the inputs; None: none is known to have."""
+    rows = calls.of_step(step)
+    for side in ("", "decoder_"):
+        ids = inputs.get(f"{side}input_ids")
+        if rows is None or ids is None or ids.dim() != 2 or len(rows) != len(ids):
+            continue
+        found, (count, length) = calls.lists(f"{side}token_ids"), ids.shape
+        there = found.lengths[rows]
+        known = found.at(np.repeat(rows, length), np.tile(np.arange(length), count), -1)
+        known = known.reshape(count, length)
+        differs = ((known != ids.cpu().numpy()) & (known >= 0)).any(axis=1)
+        differs |= (there >= 0) & (there != length)
+        if differs.any():
+            return int(differs.argmax())
+    return None

@@ -257,6 +257,46 @@ def test_active_dropout_is_refused(of_kind, ids):
         intervene(llama, zero("layers.0")).__enter__()
 
 
+class Jittered(nn.Linear):
+    """As a router of experts that mixes noise into what it receives while it trains."""
+
+    router_jitter_noise = 0.0
+
+    def __init__(self, noise: float) -> None:
+        super().__init__(4, 4)
+        self.router_jitter_noise = noise
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.RReLU(), r"slopes are random: 0.125 to 0.33\d* in '1' \(RReLU\), so two runs differ"),
+        (nn.BatchNorm1d(4), "statistics are of the batch in '1' .*, and each run changes those"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "each run changes those"),
+        (Jittered(0.1), "noise is active: router_jitter_noise = 0.1 in '1'"),
+    ],
+)
+def test_what_training_adds_is_refused(module, said):
+    model = nn.Sequential(nn.Linear(4, 4), module)
+    with pytest.raises(UnsupportedError, match=rf"{said}.*model.eval\(\)"):
+        intervene(model, zero("0")).__enter__()
+    with intervene(model.eval(), zero("0")):
+        model(torch.ones(2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.RReLU(0.2, 0.2), nn.BatchNorm1d(4, track_running_stats=False), nn.LayerNorm(4),
+        Jittered(0.0),
+    ],
+)  # fmt: skip
+def test_training_that_adds_nothing_is_taken(module):
+    model = nn.Sequential(nn.Linear(4, 4), module).train()
+    with intervene(model, zero("0")):
+        model(torch.ones(2, 4, 4))
+
+
 def test_what_an_edit_keeps_is_freed_with_the_block(llama, ids):
     kept = [torch.zeros(1 << 20)]
     gone = weakref.ref(kept[0])

@@ -254,6 +254,14 @@ def test_the_table_and_the_graph_have_the_largest(gpt2, prompts):
     assert np.isnan(feature_attribution(gpt2, one, METRIC, saes).top(1)[0].std_error)
 
 
+def test_the_mode_of_the_caller_does_not_count(gpt2, prompts):
+    saes = {LAYER: spliced_saes.made("standard")}
+    expected = feature_attribution(gpt2, prompts, METRIC, saes, steps=2)
+    with torch.no_grad():
+        found = feature_attribution(gpt2, prompts, METRIC, saes, steps=2)
+    np.testing.assert_array_equal(found.features[0], expected.features[0])
+
+
 def test_the_model_is_left_as_it_was(gpt2, prompts):
     sae = spliced_saes.made("standard")
     feature_attribution(gpt2, prompts, METRIC, {LAYER: sae}, steps=1)

@@ -328,6 +328,21 @@ def test_some_positions_are_as_among_all(model_type, tmp_path):
             direct_logit_attribution(run, model, 13, positions=wrong)
     with pytest.raises(InvalidArgumentError, match="no token follows the last one"):
         direct_logit_attribution(run, model, positions=-1)
+    with pytest.raises(InvalidArgumentError, match="positions is empty: give at least one"):
+        direct_logit_attribution(run, model, 13, positions=[])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [True, [0, False], np.array([True, False]), torch.tensor(True), 1.0, [0.5], "1", slice(2)],
+)
+def test_positions_and_tokens_are_integers(tmp_path, wrong):
+    model = make("gpt2")
+    run = captured(model, tmp_path / "run.stream")
+    with pytest.raises(InvalidArgumentError, match="positions = .*: give an integer, or a list"):
+        direct_logit_attribution(run, model, 13, positions=wrong)
+    with pytest.raises(InvalidArgumentError, match="tokens = .*: give an integer, or a list"):
+        direct_logit_attributions(run, model, wrong)
 
 
 def test_a_capture_of_last_positions_has_their_attribution(tmp_path):

@@ -223,7 +223,7 @@ def nearest(
         def scores(number: int, at: Ints) -> Vectors:
             return search.scores(rows[at].to_numpy().reshape(-1, width).astype(np.float64), number)
 
-        order = TextOrder(text_order(rows), context)
+        order = TextOrder(text_order(rows), rows.column("position"), context)
         found = contexts_around(rows, order, search.rows, scores, TokenTexts(tokenizer))
         told_steps = [rows[of].column("step").tolist() for of in search.rows]
     neighbours = [

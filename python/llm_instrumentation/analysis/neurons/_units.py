@@ -266,7 +266,7 @@ def top_contexts(
             alone has the name "direction", rows of a matrix "direction 0" and so on.
         k: contexts at each end.
         context: the largest number of tokens in a context: half of them before the token with the
-            value, and fewer where the text ends.
+            value, and fewer where the text ends or its next token has no row.
         tokenizer: its ``decode`` gives the texts of tokens.
         unembedding: the matrix [vocabulary, width] for `promoted` and `suppressed`, or a model of
             transformers, as for `describe_features`; None: leave them out. The effects leave out
@@ -410,7 +410,7 @@ class ChosenUnits:
             context: the largest number of tokens in a context.
             texts: gives the texts of tokens.
         """
-        order = TextOrder(text_order(rows), context)
+        order = TextOrder(text_order(rows), rows.column("position"), context)
         ends = []
         for sign in (1.0, -1.0):
             best = [_best(sign * of_unit, order, k) for of_unit in values]

@@ -268,6 +268,15 @@ class Calls:
             return int(self._step[np.searchsorted(ends, other_ids[0], side="right")])
         return int(min(self._step[alike], other._step[alike])) if alike < both else None
 
+    def of_step(self, step: int) -> Ints | None:
+        """The rows of the call of a step, in the order of its batch; None: it has none or several.
+
+        Args:
+            step: its number.
+        """
+        rows = np.flatnonzero(self._step == step)
+        return rows if int((self._step[self._first] == step).sum()) == 1 else None
+
     def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Cells of a column of numbers or texts; a null number is -1, a null text None."""
         if name not in self._cells:

@@ -118,7 +118,8 @@ class SAEFeatures:
         self.context = context
         self._encoder = encoder
         self._batch_size = batch_size
-        self._texts = TextOrder(encoder.rows.text_order(), context)
+        positions = encoder.rows.column("position", np.arange(self.rows))
+        self._texts = TextOrder(encoder.rows.text_order(), positions, context)
         self._decoded = TokenTexts(tokenizer)
         self._effects = effects
 

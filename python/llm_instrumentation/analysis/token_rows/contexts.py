@@ -88,6 +88,8 @@ class TextOrder:
 
     Args:
         texts: the rows text by text, where each text begins among them, and the rows of each text.
+        positions: of each row in its text; -1: unknown. Rows that are not neighbours in a text, as
+            those of a capture of every second step, are in no context together.
         context: the largest number of tokens in a context.
 
     Attributes:
@@ -96,12 +98,17 @@ class TextOrder:
         context: the largest number of tokens in a context.
     """
 
-    def __init__(self, texts: tuple[Ints, Ints, Ints], context: int) -> None:
+    def __init__(self, texts: tuple[Ints, Ints, Ints], positions: Ints, context: int) -> None:
         self.order, starts, lengths = texts
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order))
         self.context = context
-        self._starts, self._ends = starts, starts + lengths
+        self._starts = starts
+        begins = np.zeros(len(self.order), np.bool_)
+        begins[starts] = True
+        begins[1:] |= _jumps(positions[self.order].astype(np.int64))
+        self._begins = np.flatnonzero(begins)  # of rows that are neighbours
+        self._ends = np.append(self._begins[1:], len(self.order))
         windows = -(-lengths // context)
         self._windows = np.cumsum(windows) - windows
 
@@ -115,18 +122,30 @@ class TextOrder:
     def around(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
         """The tokens around each row, as many before as behind, at most `context` in all.
 
+        They are neighbours in the text.
+
         Returns:
             the tokens' rows, one context after the other; the tokens of each context; and the place
             of the row in it.
         """
         rank = self.rank[rows]
-        text = np.searchsorted(self._starts, rank, side="right") - 1
+        run = np.searchsorted(self._begins, rank, side="right") - 1
         first = rank - self.context // 2
-        begin = np.maximum(first, self._starts[text])
-        end = np.minimum(first + self.context, self._ends[text])
+        begin = np.maximum(first, self._begins[run])
+        end = np.minimum(first + self.context, self._ends[run])
         lengths = end - begin
         ranks = np.repeat(begin - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         return self.order[ranks], lengths, rank - begin
+
+
+def _jumps(positions: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each position but the first is known to be no neighbour of the one before it.
+
+    Tokens of an image may share one position.
+    """
+    steps = np.diff(positions)
+    found: npt.NDArray[np.bool_] = (steps < 0) | (steps > 1)
+    return found & (positions[1:] >= 0) & (positions[:-1] >= 0)
 
 
 def aligned(contexts: Sequence[TokenContext]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..._integers import integers
 from ...errors import InvalidArgumentError
 from ..reader import ActivationReader, UnknownActivationError
 from ..reading.selection import Selector
@@ -18,6 +19,7 @@ __all__ = [
     "chosen_layers",
     "labels",
     "of_last_calls",
+    "one_text",
     "rows_and_texts",
     "rows_of_text",
     "rows_of_texts",
@@ -102,6 +104,20 @@ def rows_of_texts(
             f"no layer of {reader.path} has a vector for each token; the first: {problem}"
         ) from problem
     return found
+
+
+def one_text(sequence: Any) -> int:
+    """The number of one text, as Python has it.
+
+    Raises:
+        InvalidArgumentError: it is no integer, or there are several.
+    """
+    number = integers("sequence", sequence)
+    if not isinstance(number, int):
+        raise InvalidArgumentError(
+            f"sequence = {sequence!r}: give the number of one text, and call once for each"
+        )
+    return number
 
 
 def rows_of_text(

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, get_args
 
+from ..._integers import integers
 from ...errors import InvalidArgumentError
 from ..config import SiteKind
 
@@ -97,9 +98,9 @@ class ModelSites:
                 one.
 
         Raises:
-            InvalidArgumentError: (a ValueError) there is no such kind, stack or layer; or a layer
-                does not have the site, or it is not known; or `stack` is None and there are
-                several.
+            InvalidArgumentError: (a ValueError) there is no such kind, stack or layer; or `layers`
+                has something else than integers; or a layer does not have the site, or it is not
+                known; or `stack` is None and there are several.
         """
         if kind not in get_args(SiteKind):
             raise InvalidArgumentError(
@@ -115,7 +116,8 @@ class ModelSites:
             found = [name for name in of_layers if name is not None]
             return found or [_known(f"{kind} of {chosen.name!r}", None)]
         count = len(of_layers)
-        numbers = [layers] if isinstance(layers, int) else list(layers)
+        given = integers("layers", layers)
+        numbers = [given] if isinstance(given, int) else given
         for number in numbers:
             if not -count <= number < count:
                 raise InvalidArgumentError(

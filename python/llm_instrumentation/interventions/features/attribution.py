@@ -273,14 +273,14 @@ def _add_gradients(
 
         edits.append(Edit(coder.site, "features", put))
     with torch.enable_grad(), intervene(model, *edits):
-        value = metric(model(**inputs), batch)
+        value = metric(model(**inputs), batch).sum()
     if not value.requires_grad:
         raise UnsupportedError(
             f"no gradient leads from {metric.name!r} to the features: the metric does not depend "
             "on the sites, or has no gradient"
         )
     found = torch.autograd.grad(
-        value.sum(), [leaf for own in leaves.values() for leaf in own], materialize_grads=True
+        value, [leaf for own in leaves.values() for leaf in own], materialize_grads=True
     )
     for number, way in enumerate(ways.values()):
         way.add(list(found[2 * number : 2 * number + 2]), weight)

@@ -79,11 +79,12 @@ def gradients(
             edits.extend(apply(name, keep(returned, name)) for name in block.projections())
     with torch.enable_grad(), intervene(graph.model, *edits):
         values = metric(graph.model(**batch.clean), batch)
+        total = values.sum()
     if not values.requires_grad:
         raise UnsupportedError(f"{metric.name!r} has no gradient: use edge_patching")
     wanted = [ends[number] for number in range(len(graph.readers))]
     found = torch.autograd.grad(
-        values.sum(), wanted, retain_graph=True, allow_unused=True, materialize_grads=True
+        total, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     for number, readers in enumerate(graph.readers):
         residual = residuals[number].detach().reshape(start.shape)

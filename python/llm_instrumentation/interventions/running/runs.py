@@ -145,8 +145,9 @@ def sites_to_measure(
             sequences or steps, or a mask that has no row for each example; the model has no such
             layer or head, or no embeddings for the token ids.
         SpanError: the prompts have no such span as a site, or an example has no token of it.
-        UnsupportedError: dropout is active, or the model runs no hooks; a site at a span is in the
-            encoder, and the spans are of the decoder's text, or the reverse.
+        UnsupportedError: dropout or other noise of training is active, or the model runs no hooks;
+            a site at a span is in the encoder, and the spans are of the decoder's text, or the
+            reverse.
     """
     check_given(prompts, metric)
     if isinstance(sites, (str, Site)):
