@@ -74,6 +74,9 @@ def test_a_killed_capture_keeps_its_segments(tmp_path, seed):
         assert "the run is unfinished" in reader.problem
         assert "neither manifest" not in reader.problem  # no stream was overlooked
         steps = reader.steps
+        if not steps:  # the closed segments had more than keep_gb, and the open one had just begun
+            assert keep_gb < 1 and {one["state"] for one in listed} == {"expired", "capturing"}
+            return
         assert steps == tuple(range(steps[0], steps[-1] + 1))
         assert steps[0] == 0 or keep_gb < 1
         assert steps[-1] >= max(one["last_step"] or 0 for one in listed)

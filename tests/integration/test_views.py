@@ -21,6 +21,7 @@ from llm_instrumentation.analysis.attention import (
     attention_weights,
 )  # fmt: skip
 from llm_instrumentation.analysis.logit_lens import logit_lens
+from llm_instrumentation.analysis.plots import plot_massive_activations
 from llm_instrumentation.analysis.rows import NotTokenAlignedError
 from llm_instrumentation.analysis.views import (
     layer_statistics,
@@ -441,6 +442,23 @@ def test_layers_without_a_finite_value(path, value):
     found = massive_activations(path)
     assert math.isnan(found.median[0])
     assert len(found.largest[0]) == len(found.massive) == (0 if math.isnan(value) else 3)
+    plot_massive_activations(path).figure.canvas.draw()
+
+
+def test_layers_with_few_numbers_are_drawn_beside_others(path):
+    class Few(nn.Module):
+        """One number in the vectors; the others are NaN."""
+
+        def forward(self, x):
+            few = torch.full_like(x, math.nan)
+            few[:, 2, 1] = 3.0
+            return few
+
+    capture(path, nn.Sequential(Outlier(), Few()), torch.arange(6)[None])
+    found = massive_activations(path)
+    assert [len(ones) for ones in found.largest] == [3, 1]
+    axes = plot_massive_activations(path)
+    assert [text.get_text() for text in axes.texts] == ["channel 7, 2", "channel 1, 2"]
 
 
 @pytest.mark.parametrize("largest", [0, -1])

@@ -138,7 +138,9 @@ def draw_drift(ax: Axes, comparison: CaptureComparison) -> None:
 def draw_outliers(ax: Axes, found: MassiveActivations) -> None:
     """Draws the largest magnitudes, as `plots.plot_massive_activations` describes."""
     places = _rows(ax, found.layers)
-    sizes = np.array([[abs(one.value) for one in ones] for ones in found.largest])
+    sizes = np.full((len(found.largest), max(map(len, found.largest), default=0)), np.nan)
+    for place, ones in enumerate(found.largest):  # a layer may have few values, or NaN alone
+        sizes[place, : len(ones)] = [abs(one.value) for one in ones]
     for nth, (marker, shade) in enumerate(
         (("o", canvas.BLUE), ("s", "#009e73"), ("^", "#b8558f"))[: sizes.shape[1]]
     ):
@@ -157,9 +159,8 @@ def draw_outliers(ax: Axes, found: MassiveActivations) -> None:
                     abs(one.value), place, "o", markersize=9, markerfacecolor="none",
                     markeredgecolor=canvas.ORANGE, markeredgewidth=1.3,
                 )  # fmt: skip
-        most = ones[0]
         ax.annotate(
-            f"channel {most.channel}, {drawing.shown(most.token, 12)}",
+            f"channel {ones[0].channel}, {drawing.shown(ones[0].token, 12)}" if ones else "NaN",
             (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0),
             textcoords="offset points", va="center", fontsize=6.5, color=drawing.MUTED,
             annotation_clip=False,
