@@ -242,7 +242,7 @@ def test_a_hook_that_is_added_behind_a_prepared_one_is_told(tmp_path):
     outer = compiled(model)
     prepared = prepare(outer, configuration("inside"))
     handle = model.head.register_forward_hook(lambda module, args, output: output * 2)
-    with pytest.warns(RuntimeWarning, match="a Linear was prepared before its last hook was added"):
+    with pytest.warns(RuntimeWarning, match="a Linear got a hook after an earlier prepare"):
         with capture_activations(outer, tmp_path / "run", config=configuration("inside")):
             outer(X)
     prepared.close()

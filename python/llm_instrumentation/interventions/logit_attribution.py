@@ -434,7 +434,7 @@ def _targets(text: _WantedText, ids: Ints, positions: Ints, rows: Ints) -> Ints:
             "the capture does not have the ids of the tokens, so those that follow are unknown: "
             "name a token"
         )
-    if len(ids) < 2 or (len(rows) and rows.max() + 1 == len(ids)):
+    if len(ids) < 2 or rows.max() + 1 == len(ids):
         raise InvalidArgumentError(
             f"no token follows the last one of text {text.sequence}: name a token"
         )

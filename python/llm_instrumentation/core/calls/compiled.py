@@ -69,13 +69,13 @@ def outside_of_compiled(models: Iterable[nn.Module]) -> set[nn.Module]:
     return {module for model in models for module in model.modules()} - inner
 
 
-def compiled_region(module: nn.Module) -> str | None:
-    """A method of the module that torch.compile compiles once for all modules of the class.
+def compiled_region(kind: type[nn.Module]) -> str | None:
+    """A method that torch.compile compiles once for all modules of the class; None: there is none.
 
     ``torch.compiler.nested_compile_region`` marks such methods.
     """
-    for kind in type(module).__mro__:
-        for name, value in vars(kind).items():
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
             if hasattr(value, "__marked_compile_region_fn__"):
                 return name
     return None

@@ -53,20 +53,6 @@ class Receiver(NamedTuple):
     emitted: Callable[[str, Tensor | None, bool], None]
 
 
-def _cannot_be_emitted(kind: type, dtype: torch.dtype) -> str:
-    """What the compiler cannot pass to the operator; empty: it can.
-
-    Of a tensor that wraps others it would pass each of them by itself. Inductor fails at an
-    operator that takes complex numbers and changes another argument.
-    """
-    if hasattr(kind, "__tensor_flatten__"):
-        return f"{kind.__name__} inside compiled code"
-    return f"{dtype} inside compiled code" if dtype.is_complex else ""
-
-
-# torch.compile calls the function while it traces, and takes its result for a constant.
-vars(_cannot_be_emitted)["_dynamo_marked_constant"] = True
-
 _OLDEST = "2.13"  # the oldest release of torch that was tested
 
 _receivers: dict[int, list[Receiver]] = {}  # by the number of the module
@@ -164,9 +150,9 @@ class Emission:
             behind = keys[keys.index(self._site.key) + 1 :] if self._site.key in keys else []
             if not all(isinstance(hooks[key], OwnHook) for key in behind):
                 warn(
-                    f"a {type(module).__name__} was prepared before its last hook was added: the "
-                    "capture takes its tensors as they are before that hook. Call prepare() again "
-                    "after adding hooks"
+                    f"a {type(module).__name__} got a hook after an earlier prepare() or capture "
+                    "began, and that goes on: this capture takes its tensors as they are before "
+                    "that hook. End the earlier one, then begin again"
                 )
         hooks[self._site.key] = self._site.hook
         if inputs:
@@ -194,6 +180,21 @@ class Emission:
 def can_emit(module: nn.Module) -> bool:
     """Whether the module has a forward in Python, which torch.compile can trace with a hook."""
     return has_forward(module) and not isinstance(module, torch.jit.ScriptModule)
+
+
+def _cannot_be_emitted(kind: type, dtype: torch.dtype) -> str:
+    """What the compiler cannot pass to the operator; empty: it can.
+
+    Of a tensor that wraps others it would pass each of them by itself. Inductor fails at an
+    operator that takes complex numbers and changes another argument.
+    """
+    if hasattr(kind, "__tensor_flatten__"):
+        return f"{kind.__name__} inside compiled code"
+    return f"{dtype} inside compiled code" if dtype.is_complex else ""
+
+
+# torch.compile calls the function while it traces, and takes its result for a constant.
+vars(_cannot_be_emitted)["_dynamo_marked_constant"] = True
 
 
 def runs_inside(models: Sequence[nn.Module], config: InstrumentationConfig) -> bool:
@@ -231,10 +232,10 @@ def _obstacle(models: Sequence[nn.Module], config: InstrumentationConfig) -> str
             "torch compiles the hooks of a model of torch.nn that was compiled in place, so a step "
             "cannot begin outside of compiled code: give torch.compile(model)"
         )
-    for part in (part for model in models for part in model.modules()):
-        if region := compiled_region(part):
+    for kind in {type(part) for model in models for part in model.modules()}:
+        if region := compiled_region(kind):
             return (
-                f"{type(part).__name__}.{region} is a nested_compile_region, whose code is that of "
+                f"{kind.__name__}.{region} is a nested_compile_region, whose code is that of "
                 "the first module for all modules"
             )
     return ""
